@@ -1,0 +1,284 @@
+"""The words a gateway and a worker exchange, and what a worker process is started with.
+
+Owns the message types, their version, and their byte form (msgpack through msgspec). Knows
+nothing of sockets, threads, models or HTTP; this is the only module of the worker that the
+gateway imports, and it needs no torch.
+
+One link joins one gateway to one worker. A worker sends at most one :class:`StepFrame` per engine
+step and link, which carries the new tokens of all of that link's requests. Frames are numbered
+from 1 per link and epoch; a receiver that sees a gap or another epoch ends the link's requests.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from model_worker.sampling_params import SamplingParams
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Abort",
+    "AddRequest",
+    "CacheReset",
+    "Command",
+    "ErrorCode",
+    "FinishReason",
+    "GatewayMessage",
+    "Heartbeat",
+    "Hello",
+    "ModelCard",
+    "ProtocolVersion",
+    "Refusal",
+    "RequestError",
+    "RequestOutput",
+    "ResetCache",
+    "SamplingParams",
+    "StepFrame",
+    "TokenizerFile",
+    "Welcome",
+    "WorkerConfig",
+    "WorkerMessage",
+    "WorkerStats",
+    "WorkerStatus",
+    "decode_gateway_message",
+    "decode_worker_message",
+    "encode",
+]
+
+
+class ProtocolVersion(msgspec.Struct, frozen=True, array_like=True):
+    """Major versions must agree; a peer speaks its own minor version and the one before it."""
+
+    major: int
+    minor: int
+
+    def accepts(self, other: ProtocolVersion) -> bool:
+        return self.major == other.major and abs(self.minor - other.minor) <= 1
+
+
+PROTOCOL_VERSION = ProtocolVersion(1, 0)
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end-of-sequence or one of stop_token_ids
+    LENGTH = "length"  # max_tokens or the context's end
+    ABORT = "abort"  # the gateway asked for it
+    ERROR = "error"  # RequestOutput.error says why
+
+
+class ErrorCode(StrEnum):
+    """Why a request ended without an answer."""
+
+    INVALID_REQUEST = "invalid_request"  # a parameter the worker cannot accept
+    CONTEXT_LENGTH = "context_length_exceeded"  # longer than max_model_len
+    NEVER_FITS = "never_fits"  # larger than the whole KV pool
+    OVERLOADED = "overloaded"  # the worker's waiting queue is full
+    SHUTTING_DOWN = "shutting_down"
+    WORKER_LOST = "worker_lost"  # the process died or the link broke
+    INTERNAL = "internal_error"
+
+
+class RequestError(msgspec.Struct, frozen=True, kw_only=True):
+    code: ErrorCode
+    message: str  # one sentence for the client; never a traceback, never prompt text
+    param: str | None = None
+
+
+# ---------------------------------------------------------------- gateway -> worker
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    version: ProtocolVersion
+    gateway_id: str
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """``prompt_token_ids`` are little-endian int32, so that no list of Python ints crosses."""
+
+    request_id: str
+    prompt_token_ids: bytes
+    sampling_params: SamplingParams
+    cache_salt: str = ""
+    adapter: str = ""
+    priority: int = 0
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    request_id: str
+
+
+class ResetCache(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Drop every unlocked block. Answered with :class:`CacheReset`."""
+
+    call_id: str
+
+
+Command = AddRequest | Abort | ResetCache
+
+
+
+# ---------------------------------------------------------------- worker -> gateway
+
+
+class TokenizerFile(msgspec.Struct, frozen=True, kw_only=True):
+    name: str  # file name without a folder: tokenizer.json, tokenizer_config.json, ...
+    content: bytes
+    sha256: str
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway adopts from its workers; equal for all workers of one model."""
+
+    model: str  # as given with --model
+    served_model_names: tuple[str, ...]
+    fingerprint: str
+    block_size: int  # tokens
+    hash_version: str
+    max_model_len: int  # tokens
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer_files: tuple[TokenizerFile, ...]
+    kv_bytes_per_token: int
+    num_blocks: int
+    dtype: str
+    device: str
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The answer to Hello once the model is loaded; requests are accepted from here on."""
+
+    version: ProtocolVersion
+    worker_id: str
+    epoch: int
+    model: ModelCard
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The answer to Hello while the model loads, and again on each change."""
+
+    worker_id: str
+    state: str  # "loading" | "failed" | "draining"
+    detail: str  # one line for a person: what is being done, or why it failed
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The answer to a Hello of a version that this worker does not speak; the link ends."""
+
+    version: ProtocolVersion
+    reason: str
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step did for one request. The last one of a request has a finish_reason.
+
+    ``num_cached_tokens`` is set exactly once, at the request's first admission (a message without
+    tokens, or the first with them). Times are seconds of the worker's clock.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    num_cached_tokens: int | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: RequestError | None = None
+    queue_s: float | None = None  # arrival to first admission; with num_cached_tokens
+    prefill_s: float | None = None  # first admission to first token; with the first token
+    num_computed_tokens: int | None = None  # prompt tokens computed so far, while prefilling
+
+
+class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges, and counters since the epoch began (``*_total``)."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_evictable_blocks: int = 0
+    num_locked_blocks: int = 0  # held by running requests, tree-owned or private
+    prompt_tokens_computed_total: int = 0
+    generated_tokens_total: int = 0
+    preemptions_total: int = 0
+    coalesced_requests_total: int = 0
+    evicted_blocks_total: int = 0
+    steps_total: int = 0
+    step_s: float = 0.0  # duration of the last step
+
+
+class StepFrame(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    epoch: int
+    sequence: int  # 1, 2, 3, ... per link
+    outputs: tuple[RequestOutput, ...]
+    stats: WorkerStats
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Sent by each side's I/O thread, so that a long step is not taken for death.
+
+    ``sequence`` is that of the last StepFrame sent on the link (0 for none, and from a gateway):
+    a receiver that is behind it has lost a frame.
+    """
+
+    epoch: int = 0
+    sequence: int = 0
+
+
+class CacheReset(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    call_id: str
+    num_blocks_dropped: int
+
+
+GatewayMessage = Hello | AddRequest | Abort | ResetCache | Heartbeat
+WorkerMessage = Welcome | WorkerStatus | Refusal | StepFrame | Heartbeat | CacheReset
+
+
+# ---------------------------------------------------------------- process start
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All a worker process is told, as JSON on its standard input.
+
+    None means that the worker chooses by device and says what it chose. The settings table of the
+    gateway package is where names, defaults and help live; this is their resolved form.
+    """
+
+    endpoint: str  # ipc://... or tcp://host:port, bound by the worker
+    worker_id: str
+    link_secret_file: str | None = None  # required for tcp
+    model: str = "demo"
+    served_model_names: tuple[str, ...] = ()
+    model_cache_dir: str | None = None
+    device: str = "auto"  # auto | cpu | cuda
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    max_model_len: int | None = None
+    block_size: int = 32
+    kv_cache_memory: int | None = None  # bytes
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    max_num_waiting: int = 256
+    cache: str = "prefix"  # prefix | none
+    eviction_policy: str = "lru"  # lru | lfu | slru | fifo
+    max_itl_factor: float = 2.0
+    num_threads: int | None = None
+    log_level: str = "info"
+
+
+_encoder = msgspec.msgpack.Encoder()
+_gateway_decoder = msgspec.msgpack.Decoder[GatewayMessage](GatewayMessage)
+_worker_decoder = msgspec.msgpack.Decoder[WorkerMessage](WorkerMessage)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_gateway_message(frame: bytes) -> GatewayMessage:
+    """Raises msgspec.DecodeError (or its subclass ValidationError) on anything else."""
+    return _gateway_decoder.decode(frame)
+
+
+def decode_worker_message(frame: bytes) -> WorkerMessage:
+    """Raises msgspec.DecodeError (or its subclass ValidationError) on anything else."""
+    return _worker_decoder.decode(frame)

@@ -1,0 +1,78 @@
+"""How one request wants its tokens drawn and when it ends.
+
+Owns the numbers and their legal ranges. Knows nothing of logits, text or HTTP: stop *strings* are
+the gateway's, since a worker sees token ids only.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+MAX_LOGIT_BIAS = 100.0
+MAX_STOP_TOKEN_IDS = 64
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sampling parameters of one request, checked by :meth:`violation`.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 keeps the whole vocabulary. ``seed`` None lets the
+    worker draw one. Penalties follow OpenAI's definitions; ``repetition_penalty`` is the
+    multiplicative one of CTRL (Keskar et al., 2019) over prompt and output tokens.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def violation(self, vocab_size: int) -> tuple[str, str] | None:
+        """The first field out of range as (field, what is allowed), or None."""
+        for field, low, high in (
+            ("temperature", 0.0, 2.0),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+            ("repetition_penalty", 0.0, 10.0),
+        ):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and low <= value <= high):
+                return field, f"must be a number between {low:g} and {high:g}"
+        if self.top_p == 0.0:
+            return "top_p", "must be greater than 0"
+        if self.repetition_penalty == 0.0:
+            return "repetition_penalty", "must be greater than 0"
+        if self.max_tokens < 1:
+            return "max_tokens", "must be at least 1"
+        if self.top_k < 0:
+            return "top_k", "must be 0 (off) or more"
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            return "seed", "must fit into 64 bits"
+        return self._token_violation(vocab_size)
+
+    def _token_violation(self, vocab_size: int) -> tuple[str, str] | None:
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            return "stop_token_ids", f"may hold at most {MAX_STOP_TOKEN_IDS} ids"
+        for token_id in self.stop_token_ids:
+            if not 0 <= token_id < vocab_size:
+                return "stop_token_ids", f"id {token_id} is outside the vocabulary of {vocab_size}"
+        for token_id, bias in self.logit_bias.items():
+            if not 0 <= token_id < vocab_size:
+                return "logit_bias", f"id {token_id} is outside the vocabulary of {vocab_size}"
+            if not (math.isfinite(bias) and abs(bias) <= MAX_LOGIT_BIAS):
+                return "logit_bias", f"values must be between -{MAX_LOGIT_BIAS:g} and 100"
+        return None

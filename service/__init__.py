@@ -1,0 +1,1 @@
+"""The gateway: HTTP in, token ids out to workers; it holds no weights and needs no torch."""
