@@ -101,8 +101,6 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     prompt_token_ids: bytes
     sampling_params: SamplingParams
     cache_salt: str = ""
-    adapter: str = ""
-    priority: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, kw_only=True):
