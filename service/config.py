@@ -1,0 +1,229 @@
+"""From arguments and environment to the configuration objects that everything else is given.
+
+The table of settings in service.settings says what there is. This is the only module that reads
+the environment. It knows nothing of HTTP, of sockets or of models: whether a model exists or a
+port is free is found out by those who use it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from model_worker.protocol import WorkerConfig
+from service.settings import ENV_PREFIX, SETTINGS, Setting, settings_of
+
+__all__ = [
+    "ChatConfig",
+    "ConfigError",
+    "GatewayConfig",
+    "chat_config",
+    "gateway_config",
+    "resolve",
+    "worker_config",
+]
+
+
+class ConfigError(Exception):
+    """A setting that the person at the keyboard must change; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """What a gateway process is told. Sizes in bytes, times in seconds.
+
+    Without any key every caller may do everything. With one, every caller needs an API key or an
+    admin key, and the operator's routes need an admin key (without one they stay closed).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    allow_no_auth: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    max_queue: int = 256  # requests
+    max_body_size: int = 8 * 2**20
+    drain_timeout: float = 30.0
+    workers: tuple[str, ...] = ()  # link endpoints; empty for `serve`, which has its own child
+    link_secret_file: str | None = None
+    log_level: str = "info"
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.api_keys or self.admin_keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatConfig:
+    """What the terminal chat is told; ``model`` None is the first one served."""
+
+    url: str
+    model: str | None
+    api_key: str | None = field(default=None, repr=False)
+
+
+def resolve(
+    command: str,
+    arguments: Mapping[str, str | Sequence[str] | bool | None],
+    environ: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The value of each of ``command``'s settings: argument, else variable, else default.
+
+    ``arguments`` hold unparsed text by setting name; None and () mean "not given". ``environ`` is
+    the process's own when left out. Raises ConfigError for a value that does not parse and for any
+    HEADSTART_* variable that is not in the table.
+    """
+    environ = os.environ if environ is None else environ
+    _refuse_unknown_variables(environ)
+    values: dict[str, Any] = {}
+    for setting in settings_of(command):
+        given = arguments.get(setting.name)
+        if given is not None and given != () and given != []:
+            values[setting.name] = _parse(setting, given, setting.flag)
+        elif environ.get(setting.env, "").strip():
+            values[setting.name] = _parse(setting, environ[setting.env], setting.env)
+        else:
+            values[setting.name] = setting.default
+    return values
+
+
+def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
+    """From resolved values of `serve` or `gateway`; reads the key files. Raises ConfigError."""
+    config = GatewayConfig(
+        host=values["host"],
+        port=values["port"],
+        api_keys=_read_keys(values["api_key_file"], "--api-key-file"),
+        admin_keys=_read_keys(values["admin_key_file"], "--admin-key-file"),
+        allow_no_auth=values["allow_no_auth"],
+        allowed_hosts=values["allowed_host"],
+        max_queue=values["max_queue"],
+        max_body_size=values["max_body_size"],
+        drain_timeout=values["drain_timeout"],
+        workers=values.get("worker", ()),
+        link_secret_file=_secret_file(values, values.get("worker", ())),
+        log_level=values["log_level"],
+    )
+    if not (_is_loopback(config.host) or config.has_keys or config.allow_no_auth):
+        raise ConfigError(
+            f"--host {config.host} can be reached from other machines and no key is set: "
+            "give --api-key-file, or --allow-no-auth to serve everyone"
+        )
+    if "worker" in values and not config.workers:
+        raise ConfigError("headstart gateway needs at least one --worker endpoint")
+    return config
+
+
+def worker_config(
+    values: Mapping[str, Any],
+    *,
+    endpoint: str | None = None,
+    worker_id: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> WorkerConfig:
+    """From resolved values of `serve` (which gives ``endpoint``) or `worker`.
+
+    ``worker_id`` is made up from the host's name when left out. Raises ConfigError.
+    """
+    environ = os.environ if environ is None else environ
+    endpoint = endpoint or values.get("link_endpoint")
+    if endpoint is None:
+        raise ConfigError("headstart worker needs a --link-endpoint")
+    cache_dir = values["model_cache_dir"] or _user_cache_dir(environ) / "headstart"
+    return WorkerConfig(
+        endpoint=endpoint,
+        worker_id=worker_id or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+        link_secret_file=_secret_file(values, (endpoint,)),
+        model=values["model"],
+        served_model_names=values["served_model_name"],
+        model_cache_dir=str(cache_dir),
+        device=values["device"],
+        dtype=values["dtype"],
+        max_model_len=values["max_model_len"],
+        block_size=values["block_size"],
+        kv_cache_memory=values["kv_cache_memory"],
+        gpu_memory_utilization=values["gpu_memory_utilization"],
+        max_num_seqs=values["max_num_seqs"],
+        max_num_batched_tokens=values["max_num_batched_tokens"],
+        max_num_waiting=values["max_num_waiting"],
+        cache=values["cache"],
+        eviction_policy=values["eviction_policy"],
+        max_itl_factor=values["max_itl_factor"],
+        num_threads=values["num_threads"],
+        log_level=values["log_level"],
+    )
+
+
+def chat_config(values: Mapping[str, Any]) -> ChatConfig:
+    return ChatConfig(url=values["url"], model=values["chat_model"], api_key=values["api_key"])
+
+
+def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
+    known = [setting.env for setting in SETTINGS]
+    for name in sorted(environ):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"unknown environment variable {name}; did you mean {nearest}?")
+
+
+def _parse(setting: Setting, given: str | Sequence[str] | bool, source: str) -> Any:
+    if isinstance(given, bool):
+        return given
+    try:
+        if not setting.is_list:
+            assert isinstance(given, str)
+            return setting.parse(given)
+        entries = [given] if isinstance(given, str) else list(given)
+        parts = [part for entry in entries for part in entry.split(",")]
+        return tuple(dict.fromkeys(setting.parse(part) for part in parts))
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False  # a name may resolve to anything
+
+
+def _read_keys(file: Path | None, flag: str) -> tuple[str, ...]:
+    if file is None:
+        return ()
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{flag}: cannot read {file}: {reason}") from None
+    stripped = (line.strip() for line in lines)
+    keys = tuple(dict.fromkeys(line for line in stripped if line and not line.startswith("#")))
+    if not keys:
+        raise ConfigError(f"{flag}: {file} holds no key")
+    if any(not key.isascii() or not key.isprintable() or " " in key for key in keys):
+        raise ConfigError(f"{flag}: {file} holds a key that no HTTP header can carry")
+    return keys
+
+
+def _secret_file(values: Mapping[str, Any], endpoints: Sequence[str]) -> str | None:
+    file: Path | None = values.get("link_secret_file")
+    if file is None:
+        if any(endpoint.startswith("tcp://") for endpoint in endpoints):
+            raise ConfigError("a tcp:// link needs a --link-secret-file")
+        return None
+    if not file.is_file():
+        raise ConfigError(f"--link-secret-file: {file} is not a file")
+    return str(file)
+
+
+def _user_cache_dir(environ: Mapping[str, str]) -> Path:
+    given = environ.get("XDG_CACHE_HOME", "")
+    return Path(given) if given.startswith("/") else Path.home() / ".cache"

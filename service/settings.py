@@ -1,0 +1,325 @@
+"""The table of every setting there is: name, kind, default, help, and which commands take it.
+
+The command line, the HEADSTART_* variables, the validation and the documentation all come from it.
+It only describes: reading arguments and the environment is service.config's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from service import setting_types as kinds
+
+__all__ = ["ENV_PREFIX", "SETTINGS", "Setting", "settings_of"]
+
+ENV_PREFIX = "HEADSTART_"
+_GATEWAY = ("serve", "gateway")
+_WORKER = ("serve", "worker")
+_BOTH = ("serve", "gateway", "worker")
+_CHAT = ("chat",)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table. ``parse`` raises ValueError; ``default`` None means "decided later"."""
+
+    name: str  # snake_case; the flag and the variable follow from it
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+    commands: tuple[str, ...]
+    metavar: str
+    default_text: str | None = None  # what to show where the default is decided later
+    is_list: bool = False  # repeatable, and comma separated
+    is_flag: bool = False
+    is_env_only: bool = False  # secrets: a command line can be read by other users
+    flag_name: str | None = None
+
+    @property
+    def flag(self) -> str:
+        return "--" + (self.flag_name or self.name.replace("_", "-"))
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def default_label(self) -> str:
+        if self.default_text is not None:
+            return self.default_text
+        if self.is_flag:
+            return "off"
+        return "none" if self.default is None or self.default == () else str(self.default)
+
+
+SETTINGS: tuple[Setting, ...] = (
+    # ------------------------------------------------------------------ gateway
+    Setting(
+        "host",
+        kinds.text,
+        "127.0.0.1",
+        "Address to listen on. Any other than a loopback "
+        "address needs --api-key-file or --allow-no-auth.",
+        _GATEWAY,
+        "ADDRESS",
+    ),
+    Setting(
+        "port",
+        kinds.integer(0, 65535),
+        8000,
+        "Port to listen on; 0 picks a free one.",
+        _GATEWAY,
+        "PORT",
+    ),
+    Setting(
+        "api_key_file",
+        kinds.path,
+        None,
+        "File with the keys clients may use, one a line; "
+        "blank lines and lines that begin with # are skipped.",
+        _GATEWAY,
+        "FILE",
+    ),
+    Setting(
+        "admin_key_file",
+        kinds.path,
+        None,
+        "File with the keys that may also reset the cache "
+        "and read the dashboard's data, one a line.",
+        _GATEWAY,
+        "FILE",
+    ),
+    Setting(
+        "allow_no_auth",
+        kinds.boolean,
+        False,
+        "Listen on a public address without any key.",
+        _GATEWAY,
+        "",
+        is_flag=True,
+    ),
+    Setting(
+        "allowed_host",
+        kinds.text,
+        (),
+        "Further names that a request's Host header may carry, besides loopback names and --host.",
+        _GATEWAY,
+        "NAME",
+        is_list=True,
+    ),
+    Setting(
+        "max_queue",
+        kinds.integer(1),
+        256,
+        "Requests that may wait for their first token; "
+        "beyond it the answer is 429 with Retry-After.",
+        _GATEWAY,
+        "N",
+    ),
+    Setting(
+        "max_body_size",
+        kinds.size,
+        8 * 2**20,
+        "Largest request body.",
+        _GATEWAY,
+        "SIZE",
+        default_text="8MiB",
+    ),
+    Setting(
+        "drain_timeout",
+        kinds.number(0.0),
+        30.0,
+        "Seconds that running requests get to finish once a shutdown was asked for.",
+        _GATEWAY,
+        "SECONDS",
+    ),
+    Setting(
+        "worker",
+        kinds.endpoint,
+        (),
+        "Link endpoint of a worker to use, tcp://address:port or ipc:///path.",
+        ("gateway",),
+        "ENDPOINT",
+        is_list=True,
+    ),
+    # ------------------------------------------------------------------ link and logs
+    Setting(
+        "link_endpoint",
+        kinds.endpoint,
+        None,
+        "Where the worker listens for gateways, tcp://address:port or ipc:///path.",
+        ("worker",),
+        "ENDPOINT",
+    ),
+    Setting(
+        "link_secret_file",
+        kinds.path,
+        None,
+        "File with the secret that gateways and workers "
+        "share; required for tcp:// links, which it encrypts.",
+        ("gateway", "worker"),
+        "FILE",
+    ),
+    Setting(
+        "log_level",
+        kinds.choice("debug", "info", "warning", "error"),
+        "info",
+        "Least severe log line that is written.",
+        _BOTH,
+        "LEVEL",
+    ),
+    # ------------------------------------------------------------------ model
+    Setting(
+        "model",
+        kinds.text,
+        "demo",
+        "What to serve: a hub id, a folder with safetensors "
+        "weights, a .gguf file, or demo (SmolLM2-135M-Instruct).",
+        _WORKER,
+        "MODEL",
+    ),
+    Setting(
+        "served_model_name",
+        kinds.text,
+        (),
+        "Name that clients ask for.",
+        _WORKER,
+        "NAME",
+        default_text="the value of --model",
+        is_list=True,
+    ),
+    Setting(
+        "model_cache_dir",
+        kinds.path,
+        None,
+        "Folder for converted weights and digests.",
+        _WORKER,
+        "FOLDER",
+        default_text="headstart in the user's cache folder",
+    ),
+    Setting(
+        "device",
+        kinds.choice("auto", "cpu", "cuda"),
+        "auto",
+        "Where the model runs.",
+        _WORKER,
+        "DEVICE",
+    ),
+    Setting(
+        "dtype",
+        kinds.choice("auto", "float32", "bfloat16", "float16"),
+        "auto",
+        "Number format of weights and KV.",
+        _WORKER,
+        "DTYPE",
+    ),
+    Setting(
+        "max_model_len",
+        kinds.integer(1),
+        None,
+        "Longest prompt plus answer.",
+        _WORKER,
+        "TOKENS",
+        default_text="the model's own limit",
+    ),
+    # ------------------------------------------------------------------ cache
+    Setting(
+        "cache",
+        kinds.choice("prefix", "none"),
+        "prefix",
+        "prefix reuses the KV of earlier requests; none computes every prompt whole.",
+        _WORKER,
+        "KIND",
+    ),
+    Setting(
+        "block_size",
+        kinds.integer_choice(8, 16, 32, 64, 128, 256),
+        32,
+        "Tokens in one KV block.",
+        _WORKER,
+        "TOKENS",
+    ),
+    Setting(
+        "eviction_policy",
+        kinds.choice("lru", "lfu", "slru", "fifo"),
+        "lru",
+        "Which unused blocks go first when the pool is full.",
+        _WORKER,
+        "POLICY",
+    ),
+    Setting(
+        "kv_cache_memory",
+        kinds.size,
+        None,
+        "Memory for the KV pool.",
+        _WORKER,
+        "SIZE",
+        default_text="from the memory that is free",
+    ),
+    Setting(
+        "gpu_memory_utilization",
+        kinds.number(0.0, 1.0, above_minimum=True),
+        0.9,
+        "Share of the GPU's memory that weights, activations and KV may take.",
+        _WORKER,
+        "SHARE",
+    ),
+    # ------------------------------------------------------------------ engine
+    Setting("max_num_seqs", kinds.integer(1), 64, "Requests in one step.", _WORKER, "N"),
+    Setting(
+        "max_num_batched_tokens",
+        kinds.integer(1),
+        None,
+        "Tokens in one step.",
+        _WORKER,
+        "TOKENS",
+        default_text="by device",
+    ),
+    Setting(
+        "max_num_waiting",
+        kinds.integer(1),
+        256,
+        "Requests that a worker queues before it refuses more.",
+        _WORKER,
+        "N",
+    ),
+    Setting(
+        "max_itl_factor",
+        kinds.number(1.0),
+        2.0,
+        "How much slower running answers may get while a prompt is prefilled beside them.",
+        _WORKER,
+        "FACTOR",
+    ),
+    Setting(
+        "num_threads",
+        kinds.integer(1),
+        None,
+        "CPU threads for the model.",
+        _WORKER,
+        "N",
+        default_text="by device",
+    ),
+    # ------------------------------------------------------------------ chat
+    Setting("url", kinds.http_url, "http://127.0.0.1:8000", "Server to talk to.", _CHAT, "URL"),
+    Setting(
+        "chat_model",
+        kinds.text,
+        None,
+        "Model to talk to.",
+        _CHAT,
+        "NAME",
+        default_text="the first one served",
+        flag_name="model",
+    ),
+    Setting(
+        "api_key", kinds.text, None, "Key to send to the server.", _CHAT, "KEY", is_env_only=True
+    ),
+)
+
+
+def settings_of(command: str) -> tuple[Setting, ...]:
+    """The rows that ``command`` (serve, gateway, worker, chat) takes, in table order."""
+    return tuple(setting for setting in SETTINGS if command in setting.commands)

@@ -1,0 +1,319 @@
+"""From arguments and environment to configuration objects: precedence, bounds, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_worker.protocol import WorkerConfig
+from service import setting_types as kinds
+from service.config import (
+    ConfigError,
+    GatewayConfig,
+    chat_config,
+    gateway_config,
+    resolve,
+    worker_config,
+)
+from service.settings import SETTINGS, settings_of
+
+NOTHING: dict[str, str] = {}
+
+
+def gateway(**arguments: Any) -> GatewayConfig:
+    return gateway_config(resolve("serve", arguments, NOTHING))
+
+
+def worker(**arguments: Any) -> WorkerConfig:
+    values = resolve("serve", arguments, NOTHING)
+    return worker_config(values, endpoint="ipc:///run/w", worker_id="w", environ=NOTHING)
+
+
+def refusal(command: str, arguments: dict[str, Any], environ: dict[str, str] = NOTHING) -> str:
+    def configure() -> object:
+        values = resolve(command, arguments, environ)
+        return worker_config(values) if command == "worker" else gateway_config(values)
+
+    with pytest.raises(ConfigError) as caught:
+        configure()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_the_table_is_small_and_unambiguous() -> None:
+    assert len(SETTINGS) <= 40
+    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
+    for command in ("serve", "gateway", "worker", "chat"):
+        flags = [setting.flag for setting in settings_of(command)]
+        assert len(set(flags)) == len(flags)
+    assert all(setting.help.strip().endswith(".") for setting in SETTINGS)
+
+
+def test_defaults_equal_the_ones_of_the_configuration_classes() -> None:
+    assert gateway() == GatewayConfig()
+    made = worker(model_cache_dir="/c")
+    assert made == WorkerConfig(endpoint="ipc:///run/w", worker_id="w", model_cache_dir="/c")
+
+
+def test_every_worker_setting_reaches_the_worker() -> None:
+    arguments = {
+        "link_endpoint": "ipc:///run/link",
+        "log_level": "debug",
+        "model": "org/name",
+        "served_model_name": ["a,b", "c", "a"],
+        "model_cache_dir": "/cache",
+        "device": "cpu",
+        "dtype": "float32",
+        "max_model_len": "4096",
+        "cache": "none",
+        "block_size": "16",
+        "eviction_policy": "slru",
+        "kv_cache_memory": "1.5GiB",
+        "gpu_memory_utilization": "0.5",
+        "max_num_seqs": "3",
+        "max_num_batched_tokens": "512",
+        "max_num_waiting": "7",
+        "max_itl_factor": "1.5",
+        "num_threads": "2",
+    }
+    assert set(arguments) | {"link_secret_file"} == {s.name for s in settings_of("worker")}
+    made = worker_config(resolve("worker", arguments, NOTHING), worker_id="w")
+    assert made == WorkerConfig(
+        endpoint="ipc:///run/link",
+        worker_id="w",
+        log_level="debug",
+        model="org/name",
+        served_model_names=("a", "b", "c"),
+        model_cache_dir="/cache",
+        device="cpu",
+        dtype="float32",
+        max_model_len=4096,
+        cache="none",
+        block_size=16,
+        eviction_policy="slru",
+        kv_cache_memory=1610612736,
+        gpu_memory_utilization=0.5,
+        max_num_seqs=3,
+        max_num_batched_tokens=512,
+        max_num_waiting=7,
+        max_itl_factor=1.5,
+        num_threads=2,
+    )
+
+
+def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
+    keys, admin, secret = tmp_path / "keys", tmp_path / "admin", tmp_path / "secret"
+    keys.write_text("# clients\nk1\n\n  k2  \nk1\n")
+    admin.write_text("root-key\n")
+    secret.write_text("s")
+    arguments: dict[str, Any] = {
+        "host": "0.0.0.0",
+        "port": "9000",
+        "api_key_file": str(keys),
+        "admin_key_file": str(admin),
+        "allow_no_auth": True,
+        "allowed_host": ["chat.example,api.example"],
+        "max_queue": "5",
+        "max_body_size": "1MB",
+        "drain_timeout": "2.5",
+        "worker": ["tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"],
+        "link_secret_file": str(secret),
+        "log_level": "error",
+    }
+    assert set(arguments) == {setting.name for setting in settings_of("gateway")}
+    made = gateway_config(resolve("gateway", arguments, NOTHING))
+    assert dataclasses.asdict(made) == {
+        "host": "0.0.0.0",
+        "port": 9000,
+        "api_keys": ("k1", "k2"),
+        "admin_keys": ("root-key",),
+        "allow_no_auth": True,
+        "allowed_hosts": ("chat.example", "api.example"),
+        "max_queue": 5,
+        "max_body_size": 1_000_000,
+        "drain_timeout": 2.5,
+        "workers": ("tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"),
+        "link_secret_file": str(secret),
+        "log_level": "error",
+    }
+    assert "k1" not in repr(made)
+    assert "root-key" not in repr(made)
+
+
+def test_an_argument_beats_a_variable_beats_the_default() -> None:
+    environ = {"HEADSTART_PORT": "7001", "HEADSTART_MODEL": "x", "HEADSTART_ALLOW_NO_AUTH": "yes"}
+    values = resolve("serve", {"port": "7002"}, environ)
+    assert values["port"] == 7002
+    assert values["model"] == "x"
+    assert values["allow_no_auth"] is True
+    assert values["max_queue"] == 256
+
+
+def test_an_empty_variable_counts_as_absent() -> None:
+    assert resolve("serve", {}, {"HEADSTART_PORT": " "})["port"] == 8000
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_name() -> None:
+    assert refusal("serve", {}, {"HEADSTART_BLOCKSIZE": "8"}) == (
+        "unknown environment variable HEADSTART_BLOCKSIZE; did you mean HEADSTART_BLOCK_SIZE?"
+    )
+
+
+def test_a_variable_of_another_command_is_fine() -> None:
+    assert "url" not in resolve("serve", {}, {"HEADSTART_URL": "http://elsewhere"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("port", "70000", "--port: must be at most 65535, got 70000"),
+        ("port", "http", "--port: expected a whole number, got 'http'"),
+        ("block_size", "24", "--block-size: expected one of 8, 16, 32, 64, 128, 256, got '24'"),
+        ("device", "tpu", "--device: expected one of auto, cpu, cuda, got 'tpu'"),
+        ("gpu_memory_utilization", "0", "--gpu-memory-utilization: must be more than 0, got 0"),
+        ("gpu_memory_utilization", "1.1", "--gpu-memory-utilization: must be at most 1, got 1.1"),
+        ("max_itl_factor", "nan", "--max-itl-factor: expected a finite number, got 'nan'"),
+        ("max_itl_factor", "0.5", "--max-itl-factor: must be at least 1, got 0.5"),
+        ("max_num_seqs", "0", "--max-num-seqs: must be at least 1, got 0"),
+        ("kv_cache_memory", "lots", "--kv-cache-memory: expected a size such as 512MB or 4GiB, "
+         "got 'lots'"),
+        ("kv_cache_memory", "-1GB", "--kv-cache-memory: expected a size such as 512MB or 4GiB, "
+         "got '-1GB'"),
+        ("kv_cache_memory", "4Gib", None),
+        ("kv_cache_memory", "0", "--kv-cache-memory: must be at least one byte, got '0'"),
+        ("model", " ", "--model: must not be empty"),
+        ("served_model_name", ["a,,b"], "--served-model-name: must not be empty"),
+    ],
+)  # fmt: skip
+def test_values_are_checked(name: str, value: Any, reason: str | None) -> None:
+    if reason is None:
+        assert resolve("serve", {name: value}, NOTHING)[name] == 4 * 2**30
+    else:
+        assert refusal("serve", {name: value}) == reason
+
+
+def test_a_bad_variable_is_named_as_a_variable() -> None:
+    message = refusal("serve", {}, {"HEADSTART_CACHE": "redis"})
+    assert message == "HEADSTART_CACHE: expected one of prefix, none, got 'redis'"
+
+
+@pytest.mark.parametrize(
+    ("given", "num_bytes"),
+    [("1", 1), ("512MB", 512_000_000), ("4GiB", 2**32), ("0.5 kib", 512), ("2TB", 2 * 10**12)],
+)
+def test_sizes(given: str, num_bytes: int) -> None:
+    assert kinds.size(given) == num_bytes
+
+
+def test_an_unbounded_number_is_unbounded() -> None:
+    assert kinds.number(0.0)("1e300") == 1e300 < math.inf
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]"])
+def test_loopback_needs_no_key(host: str) -> None:
+    assert gateway(host=host).host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gpu-box", "localhost.evil.com"])
+def test_another_address_needs_a_key_or_consent(host: str, tmp_path: Path) -> None:
+    assert refusal("serve", {"host": host}) == (
+        f"--host {host} can be reached from other machines and no key is set: "
+        "give --api-key-file, or --allow-no-auth to serve everyone"
+    )
+    keys = tmp_path / "keys"
+    keys.write_text("k\n")
+    assert gateway(host=host, api_key_file=str(keys)).has_keys
+    assert gateway(host=host, allow_no_auth=True).allow_no_auth
+
+
+def test_key_files_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    empty, spaced, binary = tmp_path / "empty", tmp_path / "spaced", tmp_path / "binary"
+    empty.write_text("# nothing yet\n")
+    spaced.write_text("two words\n")
+    binary.write_bytes(b"\xff\xfe\x00")
+    missing = tmp_path / "missing"
+    for file, reason in [
+        (empty, f"{empty} holds no key"),
+        (spaced, f"{spaced} holds a key that no HTTP header can carry"),
+        (binary, f"cannot read {binary}: not UTF-8 text"),
+        (missing, f"cannot read {missing}: No such file or directory"),
+    ]:
+        assert refusal("serve", {"api_key_file": str(file)}) == f"--api-key-file: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_valid"),
+    [
+        ("tcp://127.0.0.1:7000", True),
+        ("tcp://[::1]:7000", True),
+        ("ipc:///run/headstart", True),
+        ("tcp://127.0.0.1", False),
+        ("tcp://:7000", False),
+        ("tcp://h:0", False),
+        ("http://h:1", False),
+        ("ipc://", False),
+    ],
+)
+def test_link_endpoints(value: str, is_valid: bool, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    arguments = {"link_endpoint": value, "link_secret_file": str(secret)}
+    if is_valid:
+        made = worker_config(resolve("worker", arguments, NOTHING))
+        assert (made.endpoint, made.link_secret_file) == (value, str(secret))
+    else:
+        assert refusal("worker", arguments) == (
+            f"--link-endpoint: expected tcp://address:port or ipc:///path, got {value!r}"
+        )
+
+
+def test_a_tcp_link_needs_a_secret(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"link_endpoint": "tcp://0.0.0.0:7000"}
+    assert refusal("worker", arguments) == "a tcp:// link needs a --link-secret-file"
+    assert refusal("gateway", {"worker": ["tcp://h:7000"]}) == (
+        "a tcp:// link needs a --link-secret-file"
+    )
+    missing = tmp_path / "missing"
+    assert refusal("worker", {**arguments, "link_secret_file": str(missing)}) == (
+        f"--link-secret-file: {missing} is not a file"
+    )
+
+
+def test_gateway_and_worker_need_an_endpoint() -> None:
+    assert refusal("gateway", {}) == "headstart gateway needs at least one --worker endpoint"
+    assert refusal("worker", {}) == "headstart worker needs a --link-endpoint"
+
+
+def test_worker_ids_differ_between_processes_of_one_host() -> None:
+    values = resolve("worker", {"link_endpoint": "ipc:///run/w"}, NOTHING)
+    assert worker_config(values).worker_id != worker_config(values).worker_id
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"XDG_CACHE_HOME": "/c"}, "/c/headstart"),
+        ({"XDG_CACHE_HOME": "relative"}, None),
+        ({}, None),
+    ],
+)
+def test_the_model_cache_lives_in_the_users_cache_folder(
+    environ: dict[str, str], folder: str | None
+) -> None:
+    values = resolve("serve", {}, environ)
+    made = worker_config(values, endpoint="ipc:///run/w", environ=environ)
+    assert made.model_cache_dir == (folder or str(Path.home() / ".cache" / "headstart"))
+
+
+def test_the_chat_takes_its_key_from_the_environment_only() -> None:
+    (row,) = [setting for setting in SETTINGS if setting.name == "api_key"]
+    assert row.is_env_only
+    environ = {"HEADSTART_API_KEY": "k", "HEADSTART_URL": "http://h:1/"}
+    made = chat_config(resolve("chat", {"chat_model": "m"}, environ))
+    assert (made.url, made.model, made.api_key) == ("http://h:1", "m", "k")
+    assert "'k'" not in repr(made)
