@@ -2,7 +2,8 @@
 
 Owns the message types, their version, and their byte form (msgpack through msgspec). Knows
 nothing of sockets, threads, models or HTTP; this is the only module of the worker that the
-gateway imports, and it needs no torch.
+gateway imports, and it needs no torch. What both ends of a link share beside the messages (keys,
+timing) lives in :mod:`model_worker.link` and is exported from here too.
 
 One link joins one gateway to one worker. A worker sends at most one :class:`StepFrame` per engine
 step and link, which carries the new tokens of all of that link's requests. Frames are numbered
@@ -15,9 +16,19 @@ from enum import StrEnum
 
 import msgspec
 
+from model_worker.link import (
+    LinkError,
+    LinkKeys,
+    LinkTiming,
+    Waker,
+    derive_link_keys,
+    link_keys_for,
+    read_link_secret,
+)
 from model_worker.sampling_params import SamplingParams
 
 __all__ = [
+    "EXIT_CONFIG",
     "PROTOCOL_VERSION",
     "Abort",
     "AddRequest",
@@ -26,8 +37,12 @@ __all__ = [
     "ErrorCode",
     "FinishReason",
     "GatewayMessage",
+    "Goodbye",
     "Heartbeat",
     "Hello",
+    "LinkError",
+    "LinkKeys",
+    "LinkTiming",
     "ModelCard",
     "ProtocolVersion",
     "Refusal",
@@ -37,6 +52,7 @@ __all__ = [
     "SamplingParams",
     "StepFrame",
     "TokenizerFile",
+    "Waker",
     "Welcome",
     "WorkerConfig",
     "WorkerMessage",
@@ -44,7 +60,11 @@ __all__ = [
     "WorkerStatus",
     "decode_gateway_message",
     "decode_worker_message",
+    "derive_link_keys",
     "encode",
+    "link_keys_for",
+    "peek_request_id",
+    "read_link_secret",
 ]
 
 
@@ -116,7 +136,6 @@ class ResetCache(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 Command = AddRequest | Abort | ResetCache
 
 
-
 # ---------------------------------------------------------------- worker -> gateway
 
 
@@ -171,6 +190,9 @@ class Refusal(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one step did for one request. The last one of a request has a finish_reason.
 
+    ``token_ids`` include the token that ended the request, end-of-sequence or another stop token,
+    which ``stop_token_id`` then names: it counts as generated and is not part of the text.
+
     ``num_cached_tokens`` is set exactly once, at the request's first admission (a message without
     tokens, or the first with them). Times are seconds of the worker's clock.
     """
@@ -183,7 +205,6 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     error: RequestError | None = None
     queue_s: float | None = None  # arrival to first admission; with num_cached_tokens
     prefill_s: float | None = None  # first admission to first token; with the first token
-    num_computed_tokens: int | None = None  # prompt tokens computed so far, while prefilling
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,16 +243,24 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     sequence: int = 0
 
 
+class Goodbye(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The last message of a link, from either side; the peer ends the link's requests at once."""
+
+    reason: str
+
+
 class CacheReset(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     call_id: str
     num_blocks_dropped: int
 
 
-GatewayMessage = Hello | AddRequest | Abort | ResetCache | Heartbeat
-WorkerMessage = Welcome | WorkerStatus | Refusal | StepFrame | Heartbeat | CacheReset
+GatewayMessage = Hello | AddRequest | Abort | ResetCache | Heartbeat | Goodbye
+WorkerMessage = Welcome | WorkerStatus | Refusal | StepFrame | Heartbeat | CacheReset | Goodbye
 
 
 # ---------------------------------------------------------------- process start
+
+EXIT_CONFIG = 78  # os.EX_CONFIG, also where os lacks it: a person must act, no restart helps
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -260,10 +289,18 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     eviction_policy: str = "lru"  # lru | lfu | slru | fifo
     max_itl_factor: float = 2.0
     num_threads: int | None = None
+    drain_timeout_s: float = 30.0
     log_level: str = "info"
 
 
+class _RequestHead(msgspec.Struct, frozen=True, tag="AddRequest"):
+    """As much of an AddRequest as names it, whatever its other fields hold."""
+
+    request_id: str
+
+
 _encoder = msgspec.msgpack.Encoder()
+_head_decoder = msgspec.msgpack.Decoder[_RequestHead](_RequestHead)
 _gateway_decoder = msgspec.msgpack.Decoder[GatewayMessage](GatewayMessage)
 _worker_decoder = msgspec.msgpack.Decoder[WorkerMessage](WorkerMessage)
 
@@ -280,3 +317,14 @@ def decode_gateway_message(frame: bytes) -> GatewayMessage:
 def decode_worker_message(frame: bytes) -> WorkerMessage:
     """Raises msgspec.DecodeError (or its subclass ValidationError) on anything else."""
     return _worker_decoder.decode(frame)
+
+
+def peek_request_id(frame: bytes) -> str | None:
+    """The request_id of an AddRequest that does not decode as a whole; None for anything else.
+
+    So that one request with a bad field can be refused by name instead of its link ended.
+    """
+    try:
+        return _head_decoder.decode(frame).request_id
+    except msgspec.DecodeError:
+        return None
