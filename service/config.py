@@ -128,12 +128,13 @@ def worker_config(
     worker_id: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> WorkerConfig:
-    """From resolved values of `serve` (which gives ``endpoint``) or `worker`.
+    """From resolved values of `serve` (which gives ``endpoint``, "" for a private one) or `worker`.
 
     ``worker_id`` is made up from the host's name when left out. Raises ConfigError.
     """
     environ = os.environ if environ is None else environ
-    endpoint = endpoint or values.get("link_endpoint")
+    if endpoint is None:
+        endpoint = values["link_endpoint"]
     if endpoint is None:
         raise ConfigError("headstart worker needs a --link-endpoint")
     cache_dir = values["model_cache_dir"] or _user_cache_dir(environ) / "headstart"

@@ -12,7 +12,7 @@ from typing import Any
 
 from service import setting_types as kinds
 
-__all__ = ["ENV_PREFIX", "SETTINGS", "Setting", "settings_of"]
+__all__ = ["ENV_PREFIX", "SECTIONS", "SETTINGS", "Section", "Setting", "settings_of"]
 
 ENV_PREFIX = "HEADSTART_"
 _GATEWAY = ("serve", "gateway")
@@ -54,8 +54,15 @@ class Setting:
         return "none" if self.default is None or self.default == () else str(self.default)
 
 
-SETTINGS: tuple[Setting, ...] = (
-    # ------------------------------------------------------------------ gateway
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Settings that belong together, for the help and the documentation."""
+
+    title: str
+    settings: tuple[Setting, ...]
+
+
+_GATEWAY_SETTINGS = (
     Setting(
         "host",
         kinds.text,
@@ -144,7 +151,9 @@ SETTINGS: tuple[Setting, ...] = (
         "ENDPOINT",
         is_list=True,
     ),
-    # ------------------------------------------------------------------ link and logs
+)
+
+_LINK_SETTINGS = (
     Setting(
         "link_endpoint",
         kinds.endpoint,
@@ -170,7 +179,9 @@ SETTINGS: tuple[Setting, ...] = (
         _BOTH,
         "LEVEL",
     ),
-    # ------------------------------------------------------------------ model
+)
+
+_MODEL_SETTINGS = (
     Setting(
         "model",
         kinds.text,
@@ -224,7 +235,9 @@ SETTINGS: tuple[Setting, ...] = (
         "TOKENS",
         default_text="the model's own limit",
     ),
-    # ------------------------------------------------------------------ cache
+)
+
+_CACHE_SETTINGS = (
     Setting(
         "cache",
         kinds.choice("prefix", "none"),
@@ -266,7 +279,9 @@ SETTINGS: tuple[Setting, ...] = (
         _WORKER,
         "SHARE",
     ),
-    # ------------------------------------------------------------------ engine
+)
+
+_ENGINE_SETTINGS = (
     Setting("max_num_seqs", kinds.integer(1), 64, "Requests in one step.", _WORKER, "N"),
     Setting(
         "max_num_batched_tokens",
@@ -302,7 +317,9 @@ SETTINGS: tuple[Setting, ...] = (
         "N",
         default_text="by device",
     ),
-    # ------------------------------------------------------------------ chat
+)
+
+_CHAT_SETTINGS = (
     Setting("url", kinds.http_url, "http://127.0.0.1:8000", "Server to talk to.", _CHAT, "URL"),
     Setting(
         "chat_model",
@@ -317,6 +334,18 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "api_key", kinds.text, None, "Key to send to the server.", _CHAT, "KEY", is_env_only=True
     ),
+)
+
+SECTIONS: tuple[Section, ...] = (
+    Section("Gateway", _GATEWAY_SETTINGS),
+    Section("Link and logs", _LINK_SETTINGS),
+    Section("Model", _MODEL_SETTINGS),
+    Section("Cache", _CACHE_SETTINGS),
+    Section("Engine", _ENGINE_SETTINGS),
+    Section("Terminal chat", _CHAT_SETTINGS),
+)
+SETTINGS: tuple[Setting, ...] = tuple(
+    setting for section in SECTIONS for setting in section.settings
 )
 
 
