@@ -1,0 +1,110 @@
+"""The composition root of the gateway: configuration and workers in, an ASGI app out.
+
+Owns how the parts are put together, and the order of the layers around the routes. All state is
+made here; there is none at module level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.config import GatewayConfig
+from service.errors import GatewayError, InvalidRequest, error_from_status, error_response
+from service.gateway import Gateway
+from service.request_context import RequestContextMiddleware
+from service.routes import admin, chat, completions, dashboard, health, metrics, models
+from service.security import SecurityMiddleware
+from service.workers.registry import WorkerRegistry
+
+__all__ = ["create_app", "gateway_in", "uvicorn_config"]
+
+KEEPALIVE_SECONDS = 15.0
+
+
+def create_app(
+    config: GatewayConfig, registry: WorkerRegistry, *, keepalive: float = KEEPALIVE_SECONDS
+) -> FastAPI:
+    """``registry`` is started and closed with the app. ``keepalive`` is in seconds.
+
+    The app's own documentation pages are off: they would load scripts from elsewhere.
+    """
+    gateway = Gateway(config, registry, keepalive=keepalive)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await gateway.start()
+        try:
+            yield
+        finally:
+            await gateway.stop()
+
+    app = FastAPI(
+        title="Headstart",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+        middleware=[
+            Middleware(RequestContextMiddleware),
+            Middleware(SecurityMiddleware, config=config),
+        ],
+        exception_handlers={
+            GatewayError: _on_gateway_error,
+            HTTPException: _on_http_exception,
+            RequestValidationError: _on_validation_error,
+        },
+        redirect_slashes=False,
+    )
+    app.state.gateway = gateway
+    # /dashboard/data stands before /dashboard/{name}.
+    for routes in (chat, completions, models, health, metrics, admin, dashboard):
+        app.include_router(routes.router)
+    return app
+
+
+def gateway_in(app: FastAPI) -> Gateway:
+    """The gateway of an app made by :func:`create_app`, for draining it."""
+    gateway = app.state.gateway
+    assert isinstance(gateway, Gateway)
+    return gateway
+
+
+def uvicorn_config(app: FastAPI, config: GatewayConfig) -> uvicorn.Config:
+    """How the app is to be served: no access log, since a path may carry what a client typed."""
+    return uvicorn.Config(
+        app,
+        host=config.host,
+        port=config.port,
+        access_log=False,
+        log_config=None,
+        log_level=config.log_level,
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        timeout_keep_alive=75,
+    )
+
+
+async def _on_gateway_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, GatewayError)
+    return error_response(error)
+
+
+async def _on_http_exception(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = error_response(error_from_status(error.status_code, error.detail))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_validation_error(_: Request, error: Exception) -> Response:
+    return error_response(InvalidRequest("The request is not valid."))

@@ -1,0 +1,141 @@
+"""From the messages of a conversation to the prompt's text, by the model's own template.
+
+Owns what is handed to the template, and the proof that the template dropped nothing: the
+conversation is rendered once more with each text replaced by a mark, and every mark must come
+out. Knows nothing of HTTP bodies beyond the message structs, and nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from service.errors import InvalidRequest
+from service.schemas.chat import (
+    AssistantMessage,
+    DeveloperMessage,
+    Message,
+    ToolCall,
+    ToolMessage,
+    content_text,
+)
+
+__all__ = ["ChatTemplate"]
+
+Render = Callable[[list[dict[str, Any]]], str]
+
+
+class ChatTemplate:
+    """``render`` applies the template in a sandbox and opens the assistant's turn at the end.
+
+    ``source`` is the template's text, or None for a model without one.
+    """
+
+    def __init__(self, render: Render, source: str | None) -> None:
+        self._render = render
+        self._source = source
+
+    def apply(self, messages: Sequence[Message]) -> str:
+        """The prompt's text. Raises InvalidRequest for what the template cannot express."""
+        if self._source is None:
+            raise InvalidRequest(
+                "This model has no chat template; use /v1/completions.", param="messages"
+            )
+        arguments_as_text = self._check_expressible(messages)
+        return self._rendered([self._plain(message, arguments_as_text) for message in messages])
+
+    def _check_expressible(self, messages: Sequence[Message]) -> bool:
+        """Whether tool arguments must be handed over as text rather than as an object."""
+        has_calls = any(isinstance(item, AssistantMessage) and item.tool_calls for item in messages)
+        failure: InvalidRequest | None = None
+        for arguments_as_text in (False, True) if has_calls else (False,):
+            marked, marks = self._marked(messages, arguments_as_text)
+            try:
+                text = self._rendered(marked)
+            except InvalidRequest as error:
+                failure = failure or error
+                continue
+            lost = next((path for path, mark in marks if mark not in text), None)
+            if lost is None:
+                return arguments_as_text
+            failure = failure or InvalidRequest(
+                f"{lost}: the model's chat template leaves this out, so it cannot be sent.",
+                param=lost,
+                code="not_expressible",
+            )
+        assert failure is not None
+        raise failure
+
+    def _marked(
+        self, messages: Sequence[Message], arguments_as_text: bool
+    ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+        """The conversation with marks in place of its texts, and (path, mark) of each."""
+        marks: list[tuple[str, str]] = []
+
+        def mark(path: str) -> str:
+            marks.append((path, f"hsmark{len(marks)}x"))
+            return marks[-1][1]
+
+        marked = []
+        for index, message in enumerate(messages):
+            plain = self._plain(message, arguments_as_text)
+            at = f"messages[{index}]"
+            if plain["content"].strip():
+                plain["content"] = mark(f"{at}.content")
+            for number, call in enumerate(plain.get("tool_calls", ())):
+                function = call["function"]
+                path = f"{at}.tool_calls[{number}].function"
+                function["name"] = mark(f"{path}.name")
+                arguments = {mark(f"{path}.arguments"): mark(f"{path}.arguments")}
+                function["arguments"] = json.dumps(arguments) if arguments_as_text else arguments
+            marked.append(plain)
+        return marked, marks
+
+    def _plain(self, message: Message, arguments_as_text: bool) -> dict[str, Any]:
+        plain: dict[str, Any] = {"role": self._role(message)}
+        plain["content"] = content_text(message.content)
+        if message.name is not None:
+            plain["name"] = message.name
+        if isinstance(message, ToolMessage):
+            plain["tool_call_id"] = message.tool_call_id
+        if isinstance(message, AssistantMessage) and message.tool_calls:
+            plain["tool_calls"] = [
+                _plain_call(call, arguments_as_text) for call in message.tool_calls
+            ]
+        return plain
+
+    def _role(self, message: Message) -> str:
+        """A template that does not know the developer gets its words as the system's."""
+        if isinstance(message, DeveloperMessage) and "developer" not in (self._source or ""):
+            return "system"
+        return str(message.__struct_config__.tag)
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> str:
+        try:
+            return self._render(messages)
+        except TemplateError as error:  # mostly raise_exception: the template's own words
+            reason = (error.message or "no reason given").rstrip(".")[:300]
+            raise InvalidRequest(
+                f"messages: the model's chat template refuses this conversation: {reason}.",
+                param="messages",
+                code="not_expressible",
+            ) from None
+        except (TypeError, ValueError, LookupError, AttributeError):
+            raise InvalidRequest(
+                "messages: the model's chat template cannot express this conversation.",
+                param="messages",
+                code="not_expressible",
+            ) from None
+
+
+def _plain_call(call: ToolCall, arguments_as_text: bool) -> dict[str, Any]:
+    text = call.function.arguments or "{}"
+    arguments = text if arguments_as_text else json.loads(text)
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }

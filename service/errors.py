@@ -1,0 +1,169 @@
+"""Every way a request can fail, and the one JSON body all failures are told in.
+
+Owns the error tree, the HTTP status of each, and OpenAI's error body. Knows nothing of routes or
+of how a failure came about. Messages are written for the client: they name the field and the
+limit, and never carry an exception's text.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+
+from model_worker.protocol import ErrorCode, RequestError
+
+__all__ = [
+    "AuthenticationFailed",
+    "BodyTooLarge",
+    "ContextLengthExceeded",
+    "GatewayError",
+    "InternalError",
+    "InvalidRequest",
+    "ModelNotFound",
+    "NotFound",
+    "Overloaded",
+    "PermissionDenied",
+    "Unavailable",
+    "UnsupportedMediaType",
+    "WorkerLost",
+    "error_from_status",
+    "error_from_worker",
+    "error_response",
+]
+
+_encoder = msgspec.json.Encoder()
+
+
+class GatewayError(Exception):
+    """A failure a client is told about.
+
+    ``param`` is the path of the field at fault (``messages[0].content``) or None. ``retry_after``
+    is in whole seconds and becomes a header.
+    """
+
+    status = 500
+    type = "internal_error"
+    code: str | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else type(self).code
+        self.retry_after = retry_after
+
+    def body(self) -> bytes:
+        """``{"error": {"message", "type", "param", "code"}}`` as UTF-8 JSON."""
+        fields = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return _encoder.encode({"error": fields})
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+class InvalidRequest(GatewayError):
+    status, type = 400, "invalid_request_error"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class AuthenticationFailed(GatewayError):
+    status, type, code = 401, "authentication_error", "invalid_api_key"
+
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": "Bearer"}
+
+
+class PermissionDenied(GatewayError):
+    status, type = 403, "permission_error"
+
+
+class NotFound(GatewayError):
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class BodyTooLarge(GatewayError):
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class UnsupportedMediaType(GatewayError):
+    status, type, code = 415, "invalid_request_error", "unsupported_media_type"
+
+
+class Overloaded(GatewayError):
+    status, type, code = 429, "rate_limit_error", "overloaded"
+
+
+class InternalError(GatewayError):
+    pass
+
+
+class Unavailable(GatewayError):
+    status, type, code = 503, "service_unavailable_error", "unavailable"
+
+
+class WorkerLost(Unavailable):
+    code = "worker_lost"
+
+
+class _OtherStatus(GatewayError):
+    """A status that the HTTP framework chose, such as 405."""
+
+    type = "invalid_request_error"
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message, code=message.lower().replace(" ", "_"))
+        self.status = status
+
+
+def error_from_status(status: int, detail: str) -> GatewayError:
+    if status == 404:
+        return NotFound("There is nothing at this path.")
+    return _OtherStatus(status, detail)
+
+
+def error_from_worker(error: RequestError | None) -> GatewayError:
+    """The client's view of a request that a worker ended without an answer."""
+    if error is None:
+        return InternalError("The worker ended the request without a reason.")
+    match error.code:
+        case ErrorCode.INVALID_REQUEST | ErrorCode.NEVER_FITS:
+            return InvalidRequest(error.message, param=error.param, code=error.code.value)
+        case ErrorCode.CONTEXT_LENGTH:
+            return ContextLengthExceeded(error.message, param=error.param)
+        case ErrorCode.OVERLOADED:
+            return Overloaded(error.message, retry_after=1)
+        case ErrorCode.SHUTTING_DOWN:
+            return Unavailable(error.message, code=error.code.value, retry_after=5)
+        case ErrorCode.WORKER_LOST:
+            # The worker's own sentence names its address, which is no business of a client's.
+            return WorkerLost("The worker was lost before the answer was complete.", retry_after=5)
+        case ErrorCode.INTERNAL:
+            return InternalError(error.message, code=error.code.value)
+
+
+def error_response(error: GatewayError) -> Response:
+    return Response(
+        error.body(),
+        status_code=error.status,
+        headers=error.headers(),
+        media_type="application/json",
+    )

@@ -1,0 +1,132 @@
+"""The parts of one gateway, put together, and its state of readiness.
+
+Owns the adoption of the model: once a worker is ready, its card's tokenizer is loaded in a thread,
+and only then is the gateway ready. Knows nothing of HTTP beyond handing itself to routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from starlette.requests import Request
+
+from model_worker.protocol import ModelCard
+from service import tokenizer
+from service.config import GatewayConfig
+from service.errors import ModelNotFound, Unavailable
+from service.generation import Generator
+from service.metrics import GatewayMetrics, QueueReading, WorkerReading
+from service.request_gate import RequestGate
+from service.served_model import ServedModel
+from service.tokenizer import ModelTokenizer, TokenizerError
+from service.workers.base import WorkerNotReadyError
+from service.workers.registry import WorkerRegistry
+
+__all__ = ["Gateway", "gateway_of"]
+
+_log = logging.getLogger("headstart.gateway")
+_TOKENIZER_THREADS = 4
+_RETRY_SECONDS = 1.0
+
+
+class Gateway:
+    """``keepalive`` is in seconds. Everything here belongs to one event loop."""
+
+    def __init__(
+        self, config: GatewayConfig, registry: WorkerRegistry, *, keepalive: float
+    ) -> None:
+        self.config = config
+        self.registry = registry
+        self.keepalive = keepalive
+        self.gate = RequestGate(config.max_queue)
+        self.metrics = GatewayMetrics(self._read_workers, self._read_queue)
+        self.generator = Generator(registry.ready_workers, self.metrics)
+        self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._served: ServedModel | None = None
+        self._failure = ""
+        self._adoption: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.registry.start()
+        self._adoption = asyncio.create_task(self._adopt_model())
+
+    async def stop(self) -> None:
+        if self._adoption is not None:
+            self._adoption.cancel()
+            await asyncio.gather(self._adoption, return_exceptions=True)
+        await self.registry.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Refuse what is new (503) and let the rest end; whether it did within ``timeout``
+        seconds (the configured time when left out)."""
+        return await self.gate.drain(self.config.drain_timeout if timeout is None else timeout)
+
+    @property
+    def served(self) -> ServedModel | None:
+        """None until the first worker was ready and its tokenizer is loaded."""
+        return self._served
+
+    @property
+    def unready_reason(self) -> str:
+        """Empty when requests are answered."""
+        if self.gate.is_draining:
+            return "shutting down"
+        if not self.registry.ready_workers():
+            return self.registry.health().reason
+        if self._served is None:
+            return self._failure or "loading the tokenizer"
+        return ""
+
+    def model(self, name: str) -> ServedModel:
+        """The model served under ``name``. Raises Unavailable or ModelNotFound."""
+        self.gate.check_open()
+        if self._served is None:
+            raise Unavailable(f"Not ready: {self.unready_reason}.", code="not_ready", retry_after=5)
+        if name not in self._served.names:
+            shown = name if len(name) <= 64 else name[:64] + "..."
+            raise ModelNotFound(
+                f"The model '{shown}' is not served here; served: {', '.join(self._served.names)}.",
+                param="model",
+            )
+        return self._served
+
+    async def _adopt_model(self) -> None:
+        """Load the tokenizer of the first worker that is ready; the registry holds to its card."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._threads, tokenizer.preload)
+        card = await self._first_card()
+        try:
+            loaded = await loop.run_in_executor(self._threads, ModelTokenizer.from_card, card)
+        except TokenizerError as error:
+            self._failure = str(error)
+            _log.error("model %s cannot be served: %s", card.model, error)
+            return
+        self._served = ServedModel(card, loaded, int(time.time()), self._threads)
+        _log.info("serving %s", ", ".join(self._served.names))
+
+    async def _first_card(self) -> ModelCard:
+        while True:
+            try:
+                return await self.registry.wait_ready()
+            except WorkerNotReadyError:  # all have failed; /health says why, one may come back
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def _read_workers(self) -> list[WorkerReading]:
+        ready = {worker.worker_id for worker in self.registry.ready_workers()}
+        return [
+            WorkerReading(worker.worker_id, worker.worker_id in ready, worker.stats)
+            for worker in self.registry.workers
+        ]
+
+    def _read_queue(self) -> QueueReading:
+        return QueueReading(self.gate.num_queued, self.gate.num_in_flight)
+
+
+def gateway_of(request: Request) -> Gateway:
+    gateway = request.app.state.gateway
+    assert isinstance(gateway, Gateway)
+    return gateway

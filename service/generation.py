@@ -1,0 +1,222 @@
+"""The one path behind every endpoint: token ids to a worker, and text back as events.
+
+Owns a request's life between the tokenized prompt and the last piece of text: choosing a worker,
+detokenizing, stop strings, aborting, measuring. A plain answer is the fold of the same events as
+a stream. Knows nothing of HTTP, bodies or templates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from model_worker.protocol import AddRequest, FinishReason, RequestOutput, SamplingParams
+from service.detokenizer import Detokenizer
+from service.errors import GatewayError, Unavailable, error_from_worker
+from service.metrics import GatewayMetrics, RequestRecorder
+from service.request_gate import Ticket
+from service.router import WorkerLoad, choose_worker
+from service.stop_strings import StopStrings
+from service.workers.base import Worker
+
+__all__ = ["GenerationRequest", "Generator", "TextEvent"]
+
+_log = logging.getLogger("headstart.requests")
+_CONTEXT_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt to be continued. ``received_at`` is on the metrics' clock."""
+
+    request_id: str
+    prompt_token_ids: NDArray[np.int32]  # 1-D
+    sampling_params: SamplingParams
+    received_at: float
+    stop: tuple[str, ...] = ()
+    cache_salt: str = ""
+    is_continuation: bool = False  # the answer goes on with the prompt's text
+
+
+class TextEvent(msgspec.Struct, frozen=True):
+    """What became certain of an answer. The last one has a finish_reason: stop or length."""
+
+    text: str
+    num_output_tokens: int  # so far; they count in the usage
+    num_cached_tokens: int
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None  # the stop string, or the id of the token, that ended it
+
+
+class Generator:
+    """``workers`` gives those that take requests now."""
+
+    def __init__(
+        self,
+        workers: Callable[[], Sequence[Worker]],
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._workers = workers
+        self._metrics = metrics
+        self._num_sent: Counter[str] = Counter()  # requests of this gateway, by worker
+
+    async def events(
+        self,
+        request: GenerationRequest,
+        decode: Callable[[Sequence[int]], str],
+        ticket: Ticket,
+    ) -> AsyncGenerator[TextEvent, None]:
+        """Exactly one last event, or a GatewayError. Closing it early aborts the request.
+
+        ``decode`` is the tokenizer's; ``ticket`` is given back at the end.
+        """
+        recorder = self._metrics.record(len(request.prompt_token_ids), request.received_at)
+        outcome = "abort"
+        answer = _Answer(request, decode)
+        try:
+            run = self._run(request, answer, recorder, ticket)
+            async with contextlib.aclosing(run) as events:
+                async for event in events:
+                    if event.finish_reason is not None:
+                        outcome = event.finish_reason
+                        recorder.end(outcome)
+                    yield event
+        except GatewayError:
+            outcome = "error"
+            raise
+        finally:
+            recorder.end(outcome)
+            ticket.close()
+            _log.info(
+                "request %s ended: %s, prompt_tokens=%d cached_tokens=%d output_tokens=%d ttft=%s",
+                request.request_id,
+                outcome,
+                len(request.prompt_token_ids),
+                answer.num_cached_tokens,
+                answer.num_output_tokens,
+                "-" if recorder.first_text_s is None else f"{recorder.first_text_s:.4f}s",
+            )
+
+    async def _run(
+        self,
+        request: GenerationRequest,
+        answer: _Answer,
+        recorder: RequestRecorder,
+        ticket: Ticket,
+    ) -> AsyncGenerator[TextEvent, None]:
+        worker = self._choose()
+        self._num_sent[worker.worker_id] += 1
+        submitted_at = self._metrics.clock()
+        stream = worker.submit(_add_request(request))
+        try:
+            async for output in stream:
+                if output.num_cached_tokens is not None:
+                    answer.num_cached_tokens = output.num_cached_tokens
+                    waited = self._metrics.clock() - submitted_at
+                    queue_s = waited if output.queue_s is None else output.queue_s
+                    recorder.admitted(output.num_cached_tokens, queue_s)
+                _raise_if_failed(output)
+                event, num_tokens = answer.take(output)
+                if num_tokens:
+                    ticket.started()
+                    recorder.tokens(num_tokens)
+                if event is None:
+                    continue
+                if event.text:
+                    recorder.text()
+                yield event
+                if event.finish_reason is not None:
+                    return
+            raise error_from_worker(None)
+        finally:
+            if not stream.is_finished:
+                worker.abort(request.request_id)
+            self._num_sent[worker.worker_id] -= 1
+
+    def _choose(self) -> Worker:
+        workers = {worker.worker_id: worker for worker in self._workers()}
+        # What this gateway has sent is known at once; a worker's own count comes with its next
+        # step, and holds what other gateways have sent.
+        loads = [
+            WorkerLoad(
+                worker_id,
+                max(
+                    self._num_sent[worker_id],
+                    worker.stats.num_running + worker.stats.num_waiting,
+                ),
+            )
+            for worker_id, worker in workers.items()
+        ]
+        route = choose_worker({}, loads)
+        if route is None:
+            raise Unavailable("No worker is ready.", code="no_worker", retry_after=5)
+        return workers[route.worker_id]
+
+
+class _Answer:
+    """The text of one answer, as its tokens come in."""
+
+    def __init__(self, request: GenerationRequest, decode: Callable[[Sequence[int]], str]) -> None:
+        context: list[int] = (
+            request.prompt_token_ids[-_CONTEXT_TOKENS:].tolist() if request.is_continuation else []
+        )
+        self._detokenizer = Detokenizer(decode, context)
+        self._stop = StopStrings(request.stop)
+        self.num_output_tokens = 0
+        self.num_cached_tokens = 0
+
+    def take(self, output: RequestOutput) -> tuple[TextEvent | None, int]:
+        """The event that ``output`` makes, if any, and how many of its tokens count."""
+        pieces: list[str] = []
+        before = self.num_output_tokens
+        last = len(output.token_ids) - 1
+        for index, token_id in enumerate(output.token_ids):
+            self.num_output_tokens += 1
+            if index == last and token_id == output.stop_token_id:
+                continue  # it ended the answer, and is no part of its text
+            pieces.append(self._stop.push(self._detokenizer.push(token_id)))
+            if self._stop.matched is not None:
+                break
+        reason = self._finish(output, pieces)
+        text = "".join(pieces)
+        num_tokens = self.num_output_tokens - before
+        if not text and reason is None:
+            return None, num_tokens
+        stop_reason = self._stop.matched or (output.stop_token_id if reason == "stop" else None)
+        return self._event(text, reason, stop_reason), num_tokens
+
+    def _finish(self, output: RequestOutput, pieces: list[str]) -> str | None:
+        if self._stop.matched is None and output.finish_reason is not None:
+            pieces.append(self._stop.push(self._detokenizer.finish()))
+            if self._stop.matched is None:
+                pieces.append(self._stop.finish())
+        if self._stop.matched is not None:
+            return "stop"
+        return None if output.finish_reason is None else output.finish_reason.value
+
+    def _event(self, text: str, reason: str | None, stop_reason: str | int | None) -> TextEvent:
+        return TextEvent(text, self.num_output_tokens, self.num_cached_tokens, reason, stop_reason)
+
+
+def _add_request(request: GenerationRequest) -> AddRequest:
+    return AddRequest(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids.astype("<i4", copy=False).tobytes(),
+        sampling_params=request.sampling_params,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _raise_if_failed(output: RequestOutput) -> None:
+    if output.finish_reason is FinishReason.ERROR:
+        raise error_from_worker(output.error)
+    if output.finish_reason is FinishReason.ABORT:
+        # Asked for by nobody here: the worker is on its way out.
+        raise Unavailable("The worker gave the request up.", code="aborted", retry_after=5)

@@ -1,0 +1,60 @@
+"""The outermost layer around every request: its id, and the promise that no exception leaks.
+
+Owns the X-Request-Id header and what an unexpected exception becomes. Knows nothing of routes.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+import uuid
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import InternalError, error_response
+
+__all__ = ["RequestContextMiddleware", "request_id_of"]
+
+_log = logging.getLogger("headstart.requests")
+
+
+def request_id_of(request: Request) -> str:
+    """32 hexadecimal digits, also in the answer's X-Request-Id."""
+    request_id: str = request.scope["headstart_request_id"]
+    return request_id
+
+
+class RequestContextMiddleware:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = scope["headstart_request_id"] = uuid.uuid4().hex
+        is_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal is_started
+            if message["type"] == "http.response.start":
+                is_started = True
+                MutableHeaders(scope=message).append("X-Request-Id", request_id)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            _log_failure(request_id, error)
+            if not is_started:
+                message = f"Internal error; its id is {request_id}."
+                await error_response(InternalError(message))(scope, receive, send_with_id)
+
+
+def _log_failure(request_id: str, error: Exception) -> None:
+    """Where it happened, without the exception's own words: they may quote a prompt."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-6:]))
+    _log.error("request %s failed: %s at %s", request_id, type(error).__name__, places)

@@ -1,0 +1,219 @@
+"""The table of request fields: which act, which are harmless, and which are refused by name.
+
+Owns what happens to every top-level field of a request body, known or not: a field that would
+change the answer and is not implemented is refused, because silence would be a lie. Types and
+ranges of the fields that act belong to service.schemas.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from service.errors import InvalidRequest
+
+__all__ = [
+    "REQUEST_FIELDS",
+    "Endpoint",
+    "FieldKind",
+    "RequestField",
+    "acting_fields",
+    "keep_acting",
+]
+
+
+class Endpoint(StrEnum):
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+class FieldKind(StrEnum):
+    ACTS = "acts"
+    HARMLESS = "harmless"  # accepted, and rightly without effect on the answer
+    REFUSED = "refused"  # unless it holds one of the row's inert values
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    """One row. ``null`` is always the same as leaving the field out."""
+
+    name: str
+    kind: FieldKind
+    endpoints: frozenset[Endpoint]
+    note: str = ""
+    inert: tuple[Any, ...] = ()  # values of a refused field that ask for nothing
+
+    def is_inert(self, value: Any) -> bool:
+        return any(type(value) is type(other) and value == other for other in self.inert)
+
+
+_CHAT = frozenset({Endpoint.CHAT})
+_COMPLETIONS = frozenset({Endpoint.COMPLETIONS})
+_BOTH = _CHAT | _COMPLETIONS
+
+
+def _rows(
+    kind: FieldKind, endpoints: frozenset[Endpoint], names: Mapping[str, str]
+) -> tuple[RequestField, ...]:
+    return tuple(RequestField(name, kind, endpoints, note) for name, note in names.items())
+
+
+def _refused(
+    name: str, endpoints: frozenset[Endpoint], *inert: Any, note: str = ""
+) -> RequestField:
+    return RequestField(name, FieldKind.REFUSED, endpoints, note, inert)
+
+
+REQUEST_FIELDS: tuple[RequestField, ...] = (
+    *_rows(
+        FieldKind.ACTS,
+        _BOTH,
+        {
+            "model": "required; one of the served names",
+            "stream": "true answers with server-sent events",
+            "stream_options": "include_usage, continuous_usage_stats; only with stream",
+            "max_tokens": "capped at the rest of the context",
+            "temperature": "0 to 2, default 1; 0 is greedy",
+            "top_p": "above 0, to 1",
+            "top_k": "0 or -1 is off",
+            "min_p": "0 to 1",
+            "seed": "64-bit; the same seed draws the same numbers whatever the batch",
+            "presence_penalty": "-2 to 2",
+            "frequency_penalty": "-2 to 2",
+            "repetition_penalty": "above 0, to 10; 1 is off",
+            "logit_bias": "token id to bias, -100 to 100",
+            "stop": "a string or up to 16 of them, each of up to 512 characters",
+            "stop_token_ids": "up to 64 ids",
+            "ignore_eos": "true goes on past the end-of-sequence token",
+            "cache_salt": "requests share cached prefixes only with the same salt",
+        },
+    ),
+    *_rows(
+        FieldKind.ACTS,
+        _CHAT,
+        {
+            "messages": "required",
+            "max_completion_tokens": "the same as max_tokens",
+        },
+    ),
+    *_rows(
+        FieldKind.ACTS,
+        _COMPLETIONS,
+        {
+            "prompt": "required: a string, token ids, or a list of either, up to 128 prompts",
+            "echo": "true puts the prompt's text before the answer",
+            "add_special_tokens": "false leaves out what the tokenizer adds, such as a first token",
+        },
+    ),
+    *_rows(
+        FieldKind.HARMLESS,
+        _BOTH,
+        {
+            "user": "a label of the caller's",
+            "metadata": "a label of the caller's",
+            "store": "nothing is stored either way",
+            "service_tier": "there is one tier",
+            "prompt_cache_key": "prefixes are found by their tokens",
+            "prompt_cache_retention": "retention is the operator's",
+            "safety_identifier": "a label of the caller's",
+        },
+    ),
+    *_rows(
+        FieldKind.HARMLESS,
+        _CHAT,
+        {
+            "parallel_tool_calls": "no tool is ever called",
+            "prediction": "a hint about speed, not about the answer",
+        },
+    ),
+    _refused("n", _BOTH, 1),
+    _refused("logprobs", _BOTH, False),
+    _refused("response_format", _BOTH, {"type": "text"}),
+    _refused("min_tokens", _BOTH, 0),
+    _refused("priority", _BOTH, 0),
+    _refused("prompt_logprobs", _BOTH),
+    _refused("truncate_prompt_tokens", _BOTH),
+    _refused("skip_special_tokens", _BOTH, True),
+    _refused("spaces_between_special_tokens", _BOTH, True),
+    _refused("include_stop_str_in_output", _BOTH, False),
+    _refused("return_token_ids", _BOTH, False),
+    _refused("length_penalty", _BOTH, 1, 1.0),
+    _refused("use_beam_search", _BOTH, False),
+    _refused("structured_outputs", _BOTH),
+    _refused("guided_json", _BOTH),
+    _refused("guided_regex", _BOTH),
+    _refused("guided_choice", _BOTH),
+    _refused("guided_grammar", _BOTH),
+    _refused("best_of", _BOTH, 1),
+    _refused("suffix", _COMPLETIONS, ""),
+    _refused("top_logprobs", _CHAT, 0),
+    _refused("tools", _CHAT, []),
+    _refused("tool_choice", _CHAT, "none"),
+    _refused("functions", _CHAT, []),
+    _refused("function_call", _CHAT, "none"),
+    _refused("audio", _CHAT),
+    _refused("modalities", _CHAT, ["text"]),
+    _refused("reasoning_effort", _CHAT, "none"),
+    _refused("verbosity", _CHAT, "medium"),
+    _refused("web_search_options", _CHAT),
+    _refused("echo", _CHAT, False),
+    _refused("add_generation_prompt", _CHAT, True),
+    _refused("continue_final_message", _CHAT, False),
+    _refused("add_special_tokens", _CHAT, False),
+    _refused("chat_template", _CHAT, note="templates come from the model alone"),
+    _refused("chat_template_kwargs", _CHAT, {}),
+    _refused("documents", _CHAT, []),
+)
+
+
+def _by_name(endpoint: Endpoint) -> dict[str, RequestField]:
+    return {field.name: field for field in REQUEST_FIELDS if endpoint in field.endpoints}
+
+
+_FIELDS: Mapping[Endpoint, Mapping[str, RequestField]] = {
+    endpoint: _by_name(endpoint) for endpoint in Endpoint
+}
+
+
+def acting_fields(endpoint: Endpoint) -> frozenset[str]:
+    rows = _FIELDS[endpoint].values()
+    return frozenset(row.name for row in rows if row.kind is FieldKind.ACTS)
+
+
+def keep_acting(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
+    """The fields of ``body`` that act, without nulls. Raises InvalidRequest naming any other."""
+    kept: dict[str, Any] = {}
+    for name, value in body.items():
+        row = _FIELDS[endpoint].get(name)
+        if row is None:
+            raise _unknown(name, endpoint)
+        if value is None or row.kind is FieldKind.HARMLESS:
+            continue
+        if row.kind is FieldKind.ACTS:
+            kept[name] = value
+        elif not row.is_inert(value):
+            raise _not_supported(row)
+    return kept
+
+
+def _not_supported(row: RequestField) -> InvalidRequest:
+    allowed = " or ".join(str(value) for value in row.inert[:1])
+    hint = f"; the only value accepted is {allowed}" if row.inert else "; leave it out"
+    note = f" ({row.note})" if row.note else ""
+    return InvalidRequest(
+        f"'{row.name}' is not supported here{note}{hint}.",
+        param=row.name,
+        code="unsupported_parameter",
+    )
+
+
+def _unknown(name: str, endpoint: Endpoint) -> InvalidRequest:
+    shown = name if len(name) <= 64 else name[:64] + "..."
+    nearest = difflib.get_close_matches(name[:64], acting_fields(endpoint), n=1)
+    hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
+    return InvalidRequest(
+        f"Unknown request field '{shown}'.{hint}", param=shown, code="unknown_parameter"
+    )

@@ -1,0 +1,39 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.answers import ChatShape
+from service.gateway import gateway_of
+from service.routes.answering import Prompt, answer
+from service.schemas.chat import parse_chat_request
+from service.security import read_body
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(request: Request) -> Response:
+    gateway = gateway_of(request)
+    content = await read_body(request, gateway.config.max_body_size)
+    received_at = gateway.metrics.clock()
+    body = parse_chat_request(content)
+    model = gateway.model(body.model)
+
+    async def prompts() -> list[Prompt]:
+        token_ids = await model.encode_chat(body.messages)
+        max_tokens = model.max_tokens(body.requested_max_tokens, len(token_ids))
+        params = body.sampling_params(max_tokens, model.card.vocab_size)
+        return [Prompt(token_ids, params)]
+
+    return await answer(
+        request,
+        body,
+        num_prompts=1,
+        prompts=prompts,
+        received_at=received_at,
+        shape=ChatShape,
+        id_prefix="chatcmpl",
+    )

@@ -1,0 +1,50 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.answers import CompletionShape
+from service.gateway import gateway_of
+from service.routes.answering import Prompt, answer
+from service.schemas.completion import CompletionRequest, parse_completion_request
+from service.security import read_body
+from service.served_model import ServedModel
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def completions(request: Request) -> Response:
+    gateway = gateway_of(request)
+    content = await read_body(request, gateway.config.max_body_size)
+    received_at = gateway.metrics.clock()
+    body = parse_completion_request(content)
+    model = gateway.model(body.model)
+
+    async def prompts() -> list[Prompt]:
+        return [await _prompt(model, body, given) for given in body.prompts]
+
+    return await answer(
+        request,
+        body,
+        num_prompts=len(body.prompts),
+        prompts=prompts,
+        received_at=received_at,
+        shape=CompletionShape,
+        id_prefix="cmpl",
+    )
+
+
+async def _prompt(model: ServedModel, body: CompletionRequest, given: str | list[int]) -> Prompt:
+    if isinstance(given, str):
+        token_ids = await model.encode_text(given, add_special_tokens=body.add_special_tokens)
+    else:
+        token_ids = model.check_ids(given)
+    max_tokens = model.max_tokens(body.requested_max_tokens, len(token_ids))
+    params = body.sampling_params(max_tokens, model.card.vocab_size)
+    prefix = ""
+    if body.echo:
+        prefix = given if isinstance(given, str) else model.tokenizer.decode(given)
+    return Prompt(token_ids, params, prefix=prefix, is_continuation=True)

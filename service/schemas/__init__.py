@@ -1,0 +1,1 @@
+"""What request and response bodies look like: parsing, checking and the structs of answers."""

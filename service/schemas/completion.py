@@ -1,0 +1,73 @@
+"""The body of POST /v1/completions.
+
+Owns the forms a prompt may take. Knows nothing of tokenizing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from service.errors import InvalidRequest
+from service.request_fields import Endpoint, keep_acting
+from service.schemas.parsing import convert, parse_object
+from service.schemas.sampling import CommonFields
+
+__all__ = ["DEFAULT_MAX_TOKENS", "MAX_PROMPTS", "CompletionRequest", "parse_completion_request"]
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 128
+
+Prompt = str | list[int]
+
+
+class CompletionRequest(CommonFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompts: list[Prompt]  # text or token ids, one choice each
+    echo: bool = False
+    add_special_tokens: bool = True
+
+    @property
+    def requested_max_tokens(self) -> int:
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+
+class _Prompts(msgspec.Struct, frozen=True):
+    prompt: str | list[int | str | list[int]]
+
+
+def parse_completion_request(body: bytes) -> CompletionRequest:
+    """Raises InvalidRequest naming the field at fault by its path."""
+    fields = keep_acting(parse_object(body), Endpoint.COMPLETIONS)
+    if "prompt" not in fields:
+        raise InvalidRequest("prompt: required, but missing.", param="prompt")
+    prompts = _prompts(fields.pop("prompt"))
+    request = convert({**fields, "prompts": prompts}, CompletionRequest)
+    request.check()
+    return request
+
+
+def _prompts(given: Any) -> list[Prompt]:
+    prompt = convert({"prompt": given}, _Prompts).prompt
+    if not prompt:
+        raise InvalidRequest("prompt: must not be empty.", param="prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [item for item in prompt if isinstance(item, int)]
+    if len(ids) == len(prompt):
+        return [ids]
+    if ids:
+        raise InvalidRequest(
+            "prompt: token ids of one prompt cannot stand beside other prompts; "
+            "put them into a list of their own.",
+            param="prompt",
+        )
+    prompts = [item for item in prompt if not isinstance(item, int)]
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(
+            f"prompt: at most {MAX_PROMPTS} prompts, got {len(prompts)}.", param="prompt"
+        )
+    for index, item in enumerate(prompts):
+        if not item:
+            raise InvalidRequest(f"prompt[{index}]: must not be empty.", param=f"prompt[{index}]")
+    return prompts

@@ -1,0 +1,126 @@
+"""The fields that both endpoints share, and how they become sampling parameters.
+
+Owns their types, their defaults, and the stop strings' limits. Ranges of the sampling numbers
+belong to model_worker.sampling_params.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from model_worker.protocol import SamplingParams
+from service.errors import InvalidRequest
+
+__all__ = ["MAX_STOP_LENGTH", "MAX_STOP_STRINGS", "CommonFields", "StreamOptions"]
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 512  # characters
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # padding against traffic analysis: never sent
+
+
+class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = {}
+    stop: str | list[str] = []
+    stop_token_ids: list[_TokenId] = []
+    ignore_eos: bool = False
+    cache_salt: str | None = None
+
+    def check(self) -> None:
+        """Rules across fields, and of single strings. Raises InvalidRequest."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "stream_options: only allowed together with stream true.", param="stream_options"
+            )
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            raise InvalidRequest(
+                "stream_options.include_obfuscation: not supported.",
+                param="stream_options.include_obfuscation",
+                code="unsupported_parameter",
+            )
+        if self.cache_salt == "":
+            raise InvalidRequest(
+                "cache_salt: must not be empty; leave it out to share.", param="cache_salt"
+            )
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        stop = self.stop_strings
+        if len(stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(
+                f"stop: at most {MAX_STOP_STRINGS} strings, got {len(stop)}.", param="stop"
+            )
+        if any(not text for text in stop):
+            raise InvalidRequest("stop: must not hold an empty string.", param="stop")
+        if any(len(text) > MAX_STOP_LENGTH for text in stop):
+            raise InvalidRequest(f"stop: at most {MAX_STOP_LENGTH} characters each.", param="stop")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def has_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        return self.has_usage and bool(
+            self.stream_options is not None and self.stream_options.continuous_usage_stats
+        )
+
+    def sampling_params(self, max_tokens: int, vocab_size: int) -> SamplingParams:
+        """With ``max_tokens`` as it was resolved. Raises InvalidRequest naming a field."""
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(self.top_k, 0) if self.top_k >= -1 else self.top_k,
+            min_p=self.min_p,
+            seed=self.seed,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=_token_biases(self.logit_bias),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+        )
+        violation = params.violation(vocab_size)
+        if violation is not None:
+            field, allowed = violation
+            raise InvalidRequest(f"{field}: {allowed}.", param=field)
+        return params
+
+
+def _token_biases(given: dict[str, float]) -> dict[int, float]:
+    biases = {}
+    for key, bias in given.items():
+        try:
+            if not key.isascii():
+                raise ValueError
+            biases[int(key)] = bias
+        except ValueError:
+            raise InvalidRequest(
+                f"logit_bias: '{key[:32]}' is not a token id.", param="logit_bias"
+            ) from None
+    return biases

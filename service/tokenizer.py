@@ -1,0 +1,103 @@
+"""The model's tokenizer and chat template, adopted from the files in a worker's model card.
+
+Owns loading, encoding and decoding. Encoding releases the interpreter's lock, so that it can run
+in a thread beside the event loop. Knows nothing of requests, and needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_worker.protocol import ModelCard, TokenizerFile
+from service.chat_template import ChatTemplate
+
+__all__ = ["ModelTokenizer", "TokenizerError", "preload"]
+
+
+class TokenizerError(Exception):
+    """The card's files make no usable tokenizer; the message is one line."""
+
+
+def preload() -> None:
+    """Import what loading needs (seconds), so that it is there when a card arrives."""
+    import transformers
+
+    _ = transformers.AutoTokenizer
+
+
+class ModelTokenizer:
+    """One model's tokenizer. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """``tokenizer`` is a fast tokenizer of transformers."""
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        source = tokenizer.chat_template
+        if isinstance(source, dict):
+            source = source.get("default")
+        self.chat_template = ChatTemplate(self._render, source)
+
+    @classmethod
+    def from_card(cls, card: ModelCard) -> ModelTokenizer:
+        """Raises TokenizerError. Reads nothing but the card's files, and runs no code of theirs."""
+        with tempfile.TemporaryDirectory(prefix="headstart-tokenizer-") as name:
+            folder = Path(name)
+            for file in card.tokenizer_files:
+                _write(folder, file)
+            return cls(_load(folder))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
+        """Token ids as a 1-D int32 array. Releases the interpreter's lock while it works."""
+        # Only the batch calls release the lock, and this one keeps no offsets.
+        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        return np.asarray(encoding.ids, dtype=np.int32)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text without special tokens; ids that are no token give nothing."""
+        text: str = self._backend.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def _render(self, messages: list[dict[str, Any]]) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        return text
+
+
+def _write(folder: Path, file: TokenizerFile) -> None:
+    if Path(file.name).name != file.name or file.name.startswith("."):
+        raise TokenizerError(f"tokenizer file name {file.name!r} is not a plain name")
+    if hashlib.sha256(file.content).hexdigest() != file.sha256:
+        raise TokenizerError(f"tokenizer file {file.name} does not match its digest")
+    (folder / file.name).write_bytes(file.content)
+
+
+def _load(folder: Path) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if not (folder / "tokenizer.json").exists():
+        raise TokenizerError("the worker sent no tokenizer.json")
+    try:
+        if (folder / "tokenizer_config.json").exists():
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=False, local_files_only=True
+            )
+        else:
+            fast: Any = PreTrainedTokenizerFast
+            tokenizer = fast(tokenizer_file=str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises anything, from KeyError to OSError
+        raise TokenizerError(
+            f"the tokenizer's files cannot be loaded ({type(error).__name__})"
+        ) from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise TokenizerError("only fast tokenizers (tokenizer.json) are supported")
+    return tokenizer
