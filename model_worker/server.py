@@ -113,7 +113,10 @@ class WorkerServer:
             _close(context, socket, authenticator)
             raise
         self._thread = threading.Thread(
-            target=self._run, args=(context, socket, authenticator), name="headstart-worker-link"
+            target=self._run,
+            args=(context, socket, authenticator),
+            name="headstart-worker-link",
+            daemon=True,
         )
         self._thread.start()
 

@@ -1,8 +1,8 @@
 """A worker process without a model: the real WorkerServer under a scripted engine loop.
 
-Started as ``python scripted_worker.py [--heartbeat-s X] [--silence-s X]`` with a WorkerConfig on
-standard input, like the real one. A request's first prompt token is where its answer counts up
-from (see :func:`next_token`); ``config.model`` chooses how the start goes.
+Started by :func:`scripted_command` with a WorkerConfig on standard input, like the real one. The
+first prompt token of a request is where its answer counts up from (see :func:`next_token`);
+``config.model`` chooses how the start goes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 from model_worker.process_start import EXIT_CONFIG, read_config, watch_parent
@@ -37,7 +38,17 @@ SLOW_STEP_TOKEN = 901  # a request that begins with it makes each of its steps t
 SLOW_STEP_S = 2.0
 EXIT_TOKEN = 902  # the process ends with status 3 at this request's second step
 STEP_S = 0.005
+TIMING = LinkTiming(heartbeat_s=0.1, silence_s=1.5, answer_s=0.5)  # silence_s < SLOW_STEP_S
 DROPPED_BLOCKS = 7
+
+
+def scripted_command(*arguments: str) -> list[str]:
+    """The command line of this process, from any working directory."""
+    root = str(Path(__file__).resolve().parent.parent)
+    start = (
+        f"import sys; sys.path.insert(0, {root!r}); from tests.scripted_worker import main; main()"
+    )
+    return [sys.executable, "-c", start, *arguments]
 
 
 def make_card(model: str = "scripted") -> ModelCard:
@@ -150,8 +161,8 @@ def start_or_exit(config: WorkerConfig, server: WorkerServer) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--heartbeat-s", type=float, default=0.1)
-    parser.add_argument("--silence-s", type=float, default=1.0)
+    parser.add_argument("--heartbeat-s", type=float, default=TIMING.heartbeat_s)
+    parser.add_argument("--silence-s", type=float, default=TIMING.silence_s)
     parser.add_argument("--ignore-sigterm", action="store_true")
     arguments = parser.parse_args()
     config = read_config()

@@ -1,0 +1,1 @@
+"""Workers as the gateway sees them: one contract, three implementations, one registry."""
