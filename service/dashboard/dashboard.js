@@ -4,6 +4,7 @@
 const POLL_MS = 1000;
 const HISTORY = 180; // polls kept for the small charts
 const WINDOW = "5m"; // which of the server's windows the recent figures are of
+const LIVE = "1m"; // and the small charts
 const KEY = "headstart-admin-key";
 const NONE = "–";
 
@@ -64,6 +65,7 @@ function showState(state, text) {
 
 function showHead(data) {
   byId("models").textContent = data.models.join(", ");
+  byId("up").hidden = false;
   put("uptime", duration(data.uptime_s), data.uptime_s);
   if (data.ready) showState("ready", "ready");
   else showState(data.workers.length ? data.workers[0].state : "failed", data.reason);
@@ -73,11 +75,10 @@ function showHitRate(data) {
   const recent = data.windows[WINDOW].hit_rate;
   const total = data.hit_rate;
   put("hit-recent", percent(recent.rate), recent.rate);
-  put("window", "last 5 min");
   put("hit-total", percent(total.rate), total.rate);
   put("tokens-hit", count(total.hit), total.hit);
   put("tokens-queried", count(total.queried), total.queried);
-  drawSpark(byId("spark-hit"), remember("hit", recent.rate), 1);
+  drawSpark(byId("spark-hit"), remember("hit", data.windows[LIVE].hit_rate.rate), 1);
 }
 
 function showFirstToken({ ttft_hit_s: hit, ttft_miss_s: miss }) {
@@ -103,7 +104,7 @@ function showLoad(data) {
   put("in-flight", count(inFlight), inFlight);
   put("queued", count(queued), queued);
   put("waiting", count(waiting), waiting);
-  drawSpark(byId("spark-itl"), remember("itl", itl.p50));
+  drawSpark(byId("spark-itl"), remember("itl", data.windows[LIVE].itl_s.p50));
   drawSpark(byId("spark-running"), remember("running", running));
   drawSpark(byId("spark-queue"), remember("queue", queued));
 }
