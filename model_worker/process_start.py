@@ -19,7 +19,7 @@ from model_worker.protocol import EXIT_CONFIG, WorkerConfig
 
 __all__ = ["EXIT_CONFIG", "ConfigError", "read_config", "watch_parent"]
 
-_MAX_CONFIG_BYTES = 1 << 20
+_MAX_CONFIG_BYTES = 1 << 16
 
 
 class ConfigError(Exception):
