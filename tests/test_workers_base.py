@@ -131,6 +131,22 @@ async def test_a_board_tells_changes_only() -> None:
     ]
 
 
+async def test_a_failing_listener_is_logged_and_holds_up_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    changes: list[StateChange] = []
+    board = WorkerStatusBoard("w", "starting")
+
+    def fail(change: StateChange) -> None:
+        raise RuntimeError("listener")
+
+    board.add_listener(fail)
+    board.add_listener(changes.append)
+    board.set(WorkerState.READY)
+    assert len(changes) == 1
+    assert "a listener to the state of worker w failed" in caplog.text
+
+
 async def test_all_who_wait_are_told() -> None:
     board = WorkerStatusBoard("w", "starting")
     waiters = [asyncio.create_task(board.wait_ready(5)) for _ in range(3)]

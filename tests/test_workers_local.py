@@ -96,6 +96,14 @@ async def test_loading_is_told() -> None:
     assert StateChange("local", WorkerState.LOADING, "reading weights 40 %") in changes
 
 
+async def test_a_slow_start_is_not_called_a_missing_worker() -> None:
+    command = [sys.executable, "-c", "import sys, time; sys.stdin.readline(); time.sleep(30)"]
+    async with started(make_worker(command=command)) as worker:
+        await asyncio.sleep(TIMING.answer_s + 0.3)
+        assert worker.state is WorkerState.CONNECTING
+        assert worker.detail == "starting the worker process"
+
+
 async def test_what_the_child_prints_is_passed_on_and_kept() -> None:
     output = io.StringIO()
     script = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from model_worker.protocol import (
 )
 
 MAX_PENDING_OUTPUTS = 32  # per stream; a consumer further behind gets them merged
+
+
+_log = logging.getLogger("headstart.workers")
 
 
 class WorkerState(StrEnum):
@@ -251,7 +255,13 @@ class WorkerStatusBoard:
             self._changed.set_result(None)
             self._changed = None
         for listener in self._listeners:
-            listener(StateChange(self._worker_id, state, detail))
+            self._tell(listener)
+
+    def _tell(self, listener: StateListener) -> None:
+        try:
+            listener(StateChange(self._worker_id, self._state, self._detail))
+        except Exception:  # whoever listens must not keep the streams from being ended
+            _log.exception("a listener to the state of worker %s failed", self._worker_id)
 
     async def wait_ready(self, timeout_s: float | None) -> None:
         try:

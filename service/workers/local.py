@@ -171,6 +171,8 @@ class LocalWorker:
     def _follow_link(self, change: StateChange) -> None:
         if not self._is_running or self._is_closing:
             return  # the process says more than the link: how it ended, and what comes next
+        if change.state is WorkerState.CONNECTING:
+            return  # a child that takes its time to start is no missing worker
         if change.state is WorkerState.READY:
             self._ready_since = asyncio.get_running_loop().time()
         self._board.set(change.state, change.detail)

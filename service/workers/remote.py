@@ -60,8 +60,8 @@ class RemoteWorker:
     """Implements the Worker contract (service.workers.base) over ZeroMQ.
 
     ``endpoint`` is ipc:// (no secret) or tcp:// with the secret that the worker has too. Raises
-    LinkError at construction for anything else. ``worker_id`` is what the worker is called until
-    it has said its own.
+    LinkError at construction for anything else. ``worker_id`` is what the worker is called here:
+    its endpoint, unless given.
     """
 
     def __init__(
