@@ -1,1 +1,1 @@
-"""The worker: one device, the model on it, its KV blocks, and the scheduler that fills its steps."""
+"""The worker: one device, its model, its KV blocks, and the scheduler that fills its steps."""

@@ -1,0 +1,1 @@
+"""Attention over paged KV: the seam, its metadata, and the backends behind it."""

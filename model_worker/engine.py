@@ -1,0 +1,279 @@
+"""The engine: requests in, one step at a time, outputs out.
+
+Owns the live requests and what each link is to be told. Knows nothing of sockets, tensors or how
+blocks are found; ``step`` is the whole life of the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cache_store.block_hash import Namespace, hash_blocks
+from cache_store.cache import Cache
+from model_worker.batch import ScheduledBatch, StepResult
+from model_worker.model_runner import Runner
+from model_worker.pacer import PrefillPacer
+from model_worker.protocol import (
+    AddRequest,
+    ErrorCode,
+    FinishReason,
+    RequestError,
+    RequestOutput,
+    WorkerStats,
+)
+from model_worker.request import Request, RequestKey, TokenIds
+from model_worker.scheduler import RequestUpdate, Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    fingerprint: str
+    block_size: int  # tokens
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int
+    max_num_waiting: int
+
+
+class Engine:
+    """Single-threaded: every method is called from the engine's thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        cache: Cache,
+        pacer: PrefillPacer,
+        limits: EngineLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._cache = cache
+        self._pacer = pacer
+        self._limits = limits
+        self._clock = clock
+        self._requests: dict[RequestKey, Request] = {}
+        self._outputs: dict[str, list[RequestOutput]] = {}
+        self._num_arrived = 0
+        self._num_steps = 0
+        self._step_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    # ------------------------------------------------------------------ the life of the engine
+
+    def step(self) -> None:
+        started_s = self._clock()
+        batch = self._scheduler.schedule()
+        if not batch.scheduled:
+            self._end_what_cannot_start()
+            return
+        self._note_admissions(batch, started_s)
+        result = self._execute(batch)
+        if result is None:
+            return
+        updates = self._scheduler.update(batch, result)
+        finished_s = self._clock()
+        self._pacer.record(
+            batch.num_decode_tokens, batch.num_prefill_tokens, finished_s - started_s
+        )
+        self._num_steps += 1
+        self._step_s = finished_s - started_s
+        for update in updates:
+            self._report(update, finished_s)
+
+    def take_outputs(self) -> dict[str, list[RequestOutput]]:
+        """What each link is to be told since the last call."""
+        outputs, self._outputs = self._outputs, {}
+        return outputs
+
+    # ------------------------------------------------------------------ what links ask for
+
+    def add_request(self, link_id: str, message: AddRequest) -> None:
+        """Queue a request, or refuse it with its terminal output."""
+        key = RequestKey(link_id, message.request_id)
+        if key in self._requests:
+            # A terminal answer would end the first one's stream: a gateway never repeats an id.
+            logger.warning("link %s repeated a live request id; ignored", link_id)
+            return
+        prompt = np.frombuffer(message.prompt_token_ids, dtype="<i4").astype(np.int32)
+        error = self._refusal(message, prompt)
+        if error is not None:
+            self._end(key, FinishReason.ERROR, error)
+            return
+        namespace = Namespace(self._limits.fingerprint, cache_salt=message.cache_salt)
+        seed = message.sampling_params.seed
+        request = Request.create(
+            key,
+            namespace,
+            prompt,
+            message.sampling_params,
+            seed=secrets.randbits(63) if seed is None else seed,
+            arrival_s=self._clock(),
+            order=self._num_arrived,
+            max_model_len=self._limits.max_model_len,
+        )
+        request.prompt_block_hashes = tuple(hash_blocks(namespace, prompt, self._limits.block_size))
+        self._num_arrived += 1
+        self._requests[key] = request
+        self._scheduler.add(request)
+
+    def abort(self, link_id: str, request_id: str) -> None:
+        """End a request at once; unknown and ended ones are ignored, since messages cross."""
+        key = RequestKey(link_id, request_id)
+        request = self._requests.get(key)
+        if request is not None:
+            self._scheduler.abort(request)
+            self._end(key, FinishReason.ABORT)
+
+    def abort_link(self, link_id: str) -> None:
+        """The link is gone: end its requests; nobody is left to be told."""
+        for key in [key for key in self._requests if key.link_id == link_id]:
+            self._scheduler.abort(self._requests.pop(key))
+        self._outputs.pop(link_id, None)
+
+    def reset_cache(self) -> int:
+        """Drop every block that no running request holds; returns how many."""
+        return self._cache.reset()
+
+    def fail_all(self, error: RequestError) -> None:
+        for key, request in list(self._requests.items()):
+            self._scheduler.abort(request)
+            self._end(key, FinishReason.ERROR, error)
+
+    def stats(self) -> WorkerStats:
+        blocks = self._cache.stats()
+        counters = self._scheduler.counters
+        return WorkerStats(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_blocks=blocks.num_blocks,
+            num_free_blocks=blocks.num_free,
+            num_evictable_blocks=blocks.num_evictable,
+            num_locked_blocks=blocks.num_locked,
+            prompt_tokens_computed_total=counters.prompt_tokens_computed,
+            generated_tokens_total=counters.generated_tokens,
+            preemptions_total=counters.preemptions,
+            coalesced_requests_total=counters.coalesced_requests,
+            evicted_blocks_total=blocks.evicted_total,
+            steps_total=self._num_steps,
+            step_s=self._step_s,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError. Walks the whole tree: for idle moments and tests."""
+        self._scheduler.check_integrity()
+
+    # ------------------------------------------------------------------ inside
+
+    def _refusal(self, message: AddRequest, prompt: TokenIds) -> RequestError | None:
+        limits = self._limits
+        violation = message.sampling_params.violation(limits.vocab_size)
+        if violation is not None:
+            field, allowed = violation
+            return RequestError(
+                code=ErrorCode.INVALID_REQUEST, message=f"{field} {allowed}", param=field
+            )
+        if len(prompt) == 0 or prompt.min() < 0 or prompt.max() >= limits.vocab_size:
+            return RequestError(
+                code=ErrorCode.INVALID_REQUEST,
+                message=f"the prompt must hold token ids from 0 to {limits.vocab_size - 1}",
+                param="prompt",
+            )
+        if len(prompt) >= limits.max_model_len:
+            return RequestError(
+                code=ErrorCode.CONTEXT_LENGTH,
+                message=(
+                    f"the prompt has {len(prompt)} tokens; with at least one to generate it may "
+                    f"have at most {limits.max_model_len - 1} "
+                    f"(max_model_len {limits.max_model_len})"
+                ),
+            )
+        return self._capacity_refusal(message, len(prompt))
+
+    def _capacity_refusal(self, message: AddRequest, num_prompt: int) -> RequestError | None:
+        limits = self._limits
+        longest = min(num_prompt + message.sampling_params.max_tokens, limits.max_model_len)
+        num_blocks = self._cache.stats().num_blocks
+        # One more than its tokens fill: a partial hit also holds the block that it copies from.
+        needed = -(-longest // limits.block_size) + 1
+        if needed > num_blocks:
+            return RequestError(
+                code=ErrorCode.NEVER_FITS,
+                message=(
+                    f"prompt and max_tokens come to {longest} tokens, {needed} blocks; "
+                    f"the KV pool has {num_blocks}"
+                ),
+            )
+        if self._scheduler.num_waiting >= limits.max_num_waiting:
+            return RequestError(
+                code=ErrorCode.OVERLOADED,
+                message=f"{limits.max_num_waiting} requests are waiting already",
+            )
+        return None
+
+    def _note_admissions(self, batch: ScheduledBatch, now_s: float) -> None:
+        for item in batch.scheduled:
+            if item.request.admitted_s is None:
+                item.request.admitted_s = now_s
+
+    def _execute(self, batch: ScheduledBatch) -> StepResult | None:
+        """None where the model failed: the step's requests have been ended with the reason."""
+        try:
+            return self._runner.execute(batch)
+        except Exception:
+            # Whatever it was, its batch is lost and the rest is not: nothing of this step was
+            # committed, and the blocks it wrote are private to the requests that end here.
+            logger.exception("a step failed; its %d requests end", len(batch.scheduled))
+        error = RequestError(code=ErrorCode.INTERNAL, message="the model failed on this step")
+        for item in batch.scheduled:
+            self._scheduler.abort(item.request)
+            self._end(item.request.key, FinishReason.ERROR, error)
+        return None
+
+    def _end_what_cannot_start(self) -> None:
+        """Nothing runs and the oldest does not fit: it never will."""
+        request = self._scheduler.oldest_waiting()
+        if request is None:
+            return
+        self._scheduler.abort(request)
+        error = RequestError(
+            code=ErrorCode.NEVER_FITS,
+            message=f"{request.num_tokens} tokens do not fit into the KV pool",
+        )
+        self._end(request.key, FinishReason.ERROR, error)
+
+    def _report(self, update: RequestUpdate, now_s: float) -> None:
+        request = update.request
+        is_first_token = update.token_id is not None and request.num_output_tokens == 1
+        assert request.admitted_s is not None
+        output = RequestOutput(
+            request_id=request.key.request_id,
+            token_ids=() if update.token_id is None else (update.token_id,),
+            num_cached_tokens=request.num_cached_tokens if update.is_first_admission else None,
+            finish_reason=update.finish_reason,
+            stop_token_id=update.stop_token_id,
+            queue_s=(request.admitted_s - request.arrival_s if update.is_first_admission else None),
+            prefill_s=now_s - request.admitted_s if is_first_token else None,
+        )
+        # A chunk in the middle of a prompt is nobody's news.
+        if update.token_id is not None or update.is_first_admission:
+            self._outputs.setdefault(request.key.link_id, []).append(output)
+        if update.finish_reason is not None:
+            del self._requests[request.key]
+
+    def _end(
+        self, key: RequestKey, reason: FinishReason, error: RequestError | None = None
+    ) -> None:
+        self._requests.pop(key, None)
+        output = RequestOutput(request_id=key.request_id, finish_reason=reason, error=error)
+        self._outputs.setdefault(key.link_id, []).append(output)

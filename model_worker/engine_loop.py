@@ -1,0 +1,100 @@
+"""The loop that joins the engine to its links, from ready to stopped.
+
+Owns the order of things between two steps and how the worker ends. Knows nothing of what a step
+does, nor of sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Protocol
+
+from model_worker.engine import Engine
+from model_worker.gateway_links import LinkCommand, LinkLost
+from model_worker.protocol import (
+    Abort,
+    AddRequest,
+    CacheReset,
+    ErrorCode,
+    RequestError,
+    ResetCache,
+)
+from model_worker.server import WorkerServer
+
+logger = logging.getLogger(__name__)
+
+# An idle engine that has worked since looks its blocks over: a count that is off is a bug of ours,
+# and better found here than by a wrong answer.
+IDLE_CHECK_S = 10.0
+
+
+class StopRequest(Protocol):
+    """What signals and a vanished parent ask for; see model_worker.__main__."""
+
+    @property
+    def is_draining(self) -> bool: ...
+
+    @property
+    def is_immediate(self) -> bool: ...
+
+
+class EngineLoop:
+    def __init__(
+        self, engine: Engine, server: WorkerServer, stop: StopRequest, drain_timeout_s: float
+    ) -> None:
+        self._engine = engine
+        self._server = server
+        self._stop = stop
+        self._drain_timeout_s = drain_timeout_s
+        self._drain_until: float | None = None
+        self._is_unchecked = False
+
+    def run(self) -> None:
+        """Serve until stopped. Raises LinkError when the link's thread fails, AssertionError when
+        the cache's integrity is lost."""
+        while not self._is_done():
+            is_busy = self._engine.has_work
+            commands = self._server.poll_commands(0 if is_busy else IDLE_CHECK_S)
+            for command in commands:
+                self._handle(command)
+            if self._engine.has_work:
+                self._engine.step()
+                self._is_unchecked = True
+            elif not commands and self._is_unchecked:
+                self._engine.check_integrity()
+                self._is_unchecked = False
+            self._server.publish(self._engine.take_outputs(), self._engine.stats())
+
+    def _handle(self, item: LinkCommand) -> None:
+        match item.command:
+            case AddRequest() as message:
+                self._engine.add_request(item.link_id, message)
+            case Abort(request_id=request_id):
+                self._engine.abort(item.link_id, request_id)
+            case ResetCache(call_id=call_id):
+                dropped = self._engine.reset_cache()
+                reply = CacheReset(call_id=call_id, num_blocks_dropped=dropped)
+                self._server.reply(item.link_id, reply)
+            case LinkLost(reason=reason):
+                logger.warning("link %s is lost: %s", item.link_id, reason)
+                self._engine.abort_link(item.link_id)
+
+    def _is_done(self) -> bool:
+        if self._stop.is_immediate:
+            self._end_all("the worker was told to stop at once")
+            return True
+        if not self._stop.is_draining:
+            return False
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + self._drain_timeout_s
+            self._server.set_status("draining", "running requests end, new ones are refused")
+            logger.info("draining for up to %.0f s", self._drain_timeout_s)
+        if time.monotonic() >= self._drain_until:
+            self._end_all(f"the worker stopped after draining for {self._drain_timeout_s:.0f} s")
+            return True
+        return not self._engine.has_work
+
+    def _end_all(self, reason: str) -> None:
+        self._engine.fail_all(RequestError(code=ErrorCode.SHUTTING_DOWN, message=reason))
+        self._server.publish(self._engine.take_outputs(), self._engine.stats())

@@ -1,0 +1,114 @@
+"""One request inside a worker: its tokens, how far their KV is computed, and its lease.
+
+Owns the token buffer and the counters that the scheduler advances. Knows nothing of the queue it
+waits in, of other requests, or of text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+import numpy.typing as npt
+
+from cache_store.block_hash import Namespace
+from cache_store.cache import Lease
+from model_worker.sampling_params import SamplingParams
+
+TokenIds = npt.NDArray[np.int32]
+
+
+class RequestStatus(Enum):
+    WAITING = auto()  # holds no block and no lock
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """Request ids are unique per link only."""
+
+    link_id: str
+    request_id: str
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Mutable, owned by the engine thread.
+
+    Invariant: num_computed_tokens < num_tokens while the request lives, since the last token's KV
+    is computed by the step that samples the next one.
+    """
+
+    key: RequestKey
+    namespace: Namespace
+    sampling_params: SamplingParams
+    seed: int
+    arrival_s: float
+    order: int  # arrival order, the scheduler's notion of age
+    num_prompt_tokens: int
+    max_num_tokens: int  # prompt and output together may not exceed it
+    _buffer: TokenIds
+    num_tokens: int
+    prompt_block_hashes: tuple[bytes, ...] = ()
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int | None = None  # at first admission; never changed afterwards
+    lease: Lease | None = None
+    waits_for: bytes | None = None  # hash of the block that a leader is computing
+    was_coalesced: bool = False
+    admitted_s: float | None = None  # first admission
+    is_admission_reported: bool = False
+
+    @classmethod
+    def create(
+        cls,
+        key: RequestKey,
+        namespace: Namespace,
+        prompt_token_ids: TokenIds,
+        sampling_params: SamplingParams,
+        *,
+        seed: int,
+        arrival_s: float,
+        order: int,
+        max_model_len: int,
+    ) -> Request:
+        num_prompt_tokens = len(prompt_token_ids)
+        return cls(
+            key=key,
+            namespace=namespace,
+            sampling_params=sampling_params,
+            seed=seed,
+            arrival_s=arrival_s,
+            order=order,
+            num_prompt_tokens=num_prompt_tokens,
+            max_num_tokens=min(num_prompt_tokens + sampling_params.max_tokens, max_model_len),
+            _buffer=prompt_token_ids,
+            num_tokens=num_prompt_tokens,
+        )
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Prompt and output, int32 (num_tokens,); a view that the next append may outdate."""
+        return self._buffer[: self.num_tokens]
+
+    @property
+    def output_token_ids(self) -> TokenIds:
+        return self._buffer[self.num_prompt_tokens : self.num_tokens]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    def append(self, token_id: int) -> None:
+        if self.num_tokens == len(self._buffer):
+            grown = np.empty(min(2 * self.num_tokens, self.max_num_tokens), dtype=np.int32)
+            grown[: self.num_tokens] = self._buffer
+            self._buffer = grown
+        self._buffer[self.num_tokens] = token_id
+        self.num_tokens += 1

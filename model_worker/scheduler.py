@@ -1,0 +1,269 @@
+"""Who computes how many tokens in the next step, and what a finished step means for each request.
+
+Owns the waiting and running queues, admission, preemption and the requests' counters. There is no
+prefill or decode phase: each request's num_computed_tokens catches up with its tokens (the rule of
+vLLM's scheduler). Knows nothing of tensors, text or links.
+
+Promises: requests are admitted in order of arrival; the oldest running request always progresses;
+the youngest is preempted, and what it had computed stays in the tree; every request ends.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cache_store.cache import Cache, Lease, RowCopy
+from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
+from model_worker.coalescer import Coalescer
+from model_worker.pacer import PrefillPacer
+from model_worker.protocol import FinishReason
+from model_worker.request import Request, RequestStatus
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdate:
+    """What one step did for one request."""
+
+    request: Request
+    token_id: int | None
+    is_first_admission: bool = False
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    prompt_tokens_computed: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    coalesced_requests: int = 0
+
+
+def _age(request: Request) -> int:
+    return request.order
+
+
+class Scheduler:
+    def __init__(
+        self,
+        cache: Cache,
+        pacer: PrefillPacer,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        eos_token_ids: Iterable[int],
+        coalescer: Coalescer | None,
+    ) -> None:
+        """``coalescer`` None: requests with equal cold prefixes each compute their own (what a
+        cache that stores nothing needs)."""
+        self._cache = cache
+        self._pacer = pacer
+        self._block_size = block_size
+        self._max_num_seqs = max_num_seqs
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._coalescer = coalescer
+        self._waiting: list[Request] = []  # by age
+        self._running: list[Request] = []  # by age
+        self.counters = SchedulerCounters()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def oldest_waiting(self) -> Request | None:
+        return self._waiting[0] if self._waiting else None
+
+    def leases(self) -> list[Lease]:
+        return [request.lease for request in self._running if request.lease is not None]
+
+    def add(self, request: Request) -> None:
+        insort(self._waiting, request, key=_age)
+
+    # ------------------------------------------------------------------ before a step
+
+    def schedule(self) -> ScheduledBatch:
+        """The next step. Empty only when nothing runs and nothing waiting can be admitted."""
+        num_decode = sum(1 for request in self._running if request.num_uncomputed_tokens == 1)
+        budget = self._pacer.prefill_budget(num_decode)
+        preemptions = self.counters.preemptions
+        scheduled, budget = self._advance_running(budget)
+        copies: list[RowCopy] = []
+        # What was just taken from the youngest is not given to the next in line.
+        if self.counters.preemptions == preemptions:
+            copies = self._admit_waiting(scheduled, budget)
+        num_decode = sum(1 for item in scheduled if item.request.num_uncomputed_tokens == 1)
+        num_tokens = sum(item.num_scheduled_tokens for item in scheduled)
+        return ScheduledBatch(tuple(scheduled), tuple(copies), num_decode, num_tokens - num_decode)
+
+    def _advance_running(self, budget: int) -> tuple[list[ScheduledRequest], int]:
+        """Oldest first; returns what was scheduled and the prefill tokens left."""
+        scheduled = []
+        for request in tuple(self._running):
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted by an older one a moment ago
+            count = request.num_uncomputed_tokens
+            if count > 1:
+                count = min(count, budget)
+            if count == 0 or not self._make_room(request, request.num_computed_tokens + count):
+                continue
+            if request.num_uncomputed_tokens > 1:
+                budget -= count
+            scheduled.append(ScheduledRequest(request, count))
+        return scheduled, budget
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Blocks for ``num_tokens``, at the youngest's cost; False if that was ``request``."""
+        assert request.lease is not None
+        while not self._cache.allocate(request.lease, num_tokens):
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._leave_running(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        insort(self._waiting, request, key=_age)
+        self.counters.preemptions += 1
+
+    def _admit_waiting(self, scheduled: list[ScheduledRequest], budget: int) -> list[RowCopy]:
+        copies = []
+        for request in tuple(self._waiting):
+            if budget <= 0 or len(self._running) >= self._max_num_seqs:
+                break
+            if self._coalescer is not None and self._coalescer.is_waiting(request):
+                continue
+            # The last token is always computed: its logits are what the answer starts from.
+            match = self._cache.match(request.namespace, request.token_ids[:-1])
+            if self._follows(request, match.num_block_tokens):
+                continue
+            lease = self._cache.acquire(match)
+            # The whole prompt at once: a prompt that got in is not thrown out half-way by its own
+            # kind, and its blocks come as one run.
+            if not self._cache.allocate(lease, request.num_tokens):
+                self._cache.release(lease, request.token_ids, 0)
+                break
+            self._admit(request, lease)
+            if lease.pending_copy is not None:
+                copies.append(lease.pending_copy)
+            count = min(request.num_uncomputed_tokens, budget)
+            budget -= count
+            scheduled.append(ScheduledRequest(request, count))
+        return copies
+
+    def _follows(self, request: Request, num_matched_tokens: int) -> bool:
+        if self._coalescer is None or not self._coalescer.must_wait(request, num_matched_tokens):
+            return False
+        if not request.was_coalesced:
+            request.was_coalesced = True
+            self.counters.coalesced_requests += 1
+        return True
+
+    def _admit(self, request: Request, lease: Lease) -> None:
+        self._waiting.remove(request)
+        insort(self._running, request, key=_age)
+        request.status = RequestStatus.RUNNING
+        request.lease = lease
+        request.num_computed_tokens = lease.num_cached_tokens
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = lease.num_cached_tokens
+        if self._coalescer is not None:
+            self._coalescer.lead(request)
+
+    # ------------------------------------------------------------------ after a step
+
+    def update(self, batch: ScheduledBatch, result: StepResult) -> list[RequestUpdate]:
+        """Commit what the step computed and end who is done. Called once the step's tensors are
+        read, so blocks that are freed here are free indeed."""
+        return [
+            self._update(item, token_id)
+            for item, token_id in zip(batch.scheduled, result.token_ids, strict=True)
+        ]
+
+    def _update(self, item: ScheduledRequest, token_id: int | None) -> RequestUpdate:
+        request = item.request
+        self._commit(request, item.num_scheduled_tokens)
+        is_first_admission = not request.is_admission_reported
+        request.is_admission_reported = True
+        if token_id is None:
+            return RequestUpdate(request, None, is_first_admission)
+        request.append(token_id)
+        self.counters.generated_tokens += 1
+        reason = self._finish_reason(request, token_id)
+        if reason is not None:
+            self._finish(request)
+        stop_token_id = token_id if reason is FinishReason.STOP else None
+        return RequestUpdate(request, token_id, is_first_admission, reason, stop_token_id)
+
+    def _commit(self, request: Request, num_new: int) -> None:
+        lease = request.lease
+        assert lease is not None
+        if lease.pending_copy is not None:
+            self._cache.copied(lease)
+        before = request.num_computed_tokens
+        request.num_computed_tokens = before + num_new
+        prompt_left = max(request.num_prompt_tokens - before, 0)
+        self.counters.prompt_tokens_computed += min(num_new, prompt_left)
+        if request.num_computed_tokens // self._block_size > before // self._block_size:
+            self._cache.commit(lease, request.token_ids, request.num_computed_tokens)
+            if self._coalescer is not None:
+                self._coalescer.advance(request, before)
+
+    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
+        params = request.sampling_params
+        if token_id in params.stop_token_ids:
+            return FinishReason.STOP
+        if token_id in self._eos_token_ids and not params.ignore_eos:
+            return FinishReason.STOP
+        if request.num_tokens >= request.max_num_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    # ------------------------------------------------------------------ at any time between steps
+
+    def abort(self, request: Request) -> None:
+        """End a request that is waiting or running; its computed blocks stay in the tree."""
+        self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        if request.status is RequestStatus.RUNNING:
+            self._leave_running(request)
+        elif request.status is RequestStatus.WAITING:
+            self._waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+
+    def _leave_running(self, request: Request) -> None:
+        assert request.lease is not None
+        self._running.remove(request)
+        if self._coalescer is not None:
+            self._coalescer.leave(request)
+        self._cache.release(request.lease, request.token_ids, request.num_computed_tokens)
+        request.lease = None
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where a queue, a lease or the cache disagrees with the others."""
+        assert [request.order for request in self._running] == sorted(map(_age, self._running))
+        assert [request.order for request in self._waiting] == sorted(map(_age, self._waiting))
+        for request in self._running:
+            assert request.status is RequestStatus.RUNNING
+            assert request.lease is not None
+            assert request.num_computed_tokens < request.num_tokens
+        for request in self._waiting:
+            assert request.status is RequestStatus.WAITING
+            assert request.lease is None
+            assert request.num_computed_tokens == 0
+        if not self._running and self._coalescer is not None:
+            assert len(self._coalescer) == 0
+        self._cache.check_integrity(self.leases())

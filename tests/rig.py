@@ -1,0 +1,246 @@
+"""An engine on a real model, built in the test's own process, and the reference it is held to.
+
+Owns the token-equality gate: reference logits from transformers' own generate, a sampler that
+feeds the reference's token and records how far the engine's logits were off at each position.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from cache_store.block import KVCacheSpec
+from cache_store.cache import Cache
+from cache_store.eviction import make_eviction_policy
+from cache_store.null_cache import NullCache
+from cache_store.prefix_cache import PrefixCache
+from cache_store.tiers.device import DeviceTier
+from model_worker.attention.backend import ATTENTION_NAME, AttentionBackend, register_attention
+from model_worker.attention.cpu import CpuFlashBackend
+from model_worker.attention.sdpa import SdpaBackend
+from model_worker.coalescer import Coalescer
+from model_worker.engine import Engine, EngineLimits
+from model_worker.model_runner import ModelRunner
+from model_worker.pacer import PrefillPacer
+from model_worker.protocol import AddRequest, RequestOutput, SamplingParams
+from model_worker.request import Request
+from model_worker.sampler import Sampler
+from model_worker.scheduler import Scheduler
+
+MAX_LOGIT_DIFFERENCE = 2e-4
+TIE_GAP = 4e-4
+LINK = "link"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Greedy answer of transformers' generate in float32; ``logits`` (tokens, vocab)."""
+
+    prompt: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logits: torch.Tensor
+
+
+@torch.inference_mode()
+def reference_answer(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Reference:
+    ids = torch.tensor([list(prompt)])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    tokens = tuple(output.sequences[0, len(prompt) :].tolist())
+    return Reference(tuple(prompt), tokens, torch.stack([row[0] for row in output.logits]))
+
+
+@dataclass
+class GateReport:
+    num_positions: int = 0
+    num_ties: int = 0
+    max_difference: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+    def assert_passes(self) -> None:
+        assert self.num_positions > 0
+        assert not self.wrong, self.wrong[:5]
+        assert self.max_difference <= MAX_LOGIT_DIFFERENCE, self.max_difference
+
+
+class TeacherSampler(Sampler):
+    """Draws what the engine would draw, judges it, then answers with the reference's token.
+
+    So every position is compared under the same history, and a rounding tie at one position does
+    not hide the ones after it.
+    """
+
+    def __init__(self) -> None:
+        self.references: dict[str, Reference] = {}
+        self.report = GateReport()
+
+    def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+        drawn = super().sample(logits, requests)
+        return [
+            self._judge(row, request, token)
+            for row, request, token in zip(logits, requests, drawn, strict=True)
+        ]
+
+    def _judge(self, row: torch.Tensor, request: Request, token: int) -> int:
+        reference = self.references[request.key.request_id]
+        position = request.num_output_tokens
+        expected = reference.token_ids[position]
+        wanted = reference.logits[position]
+        report = self.report
+        report.num_positions += 1
+        report.max_difference = max(report.max_difference, float((row - wanted).abs().max()))
+        if token != expected:
+            best = wanted.topk(2).values
+            if float(best[0] - best[1]) <= TIE_GAP and float(best[0] - wanted[token]) <= TIE_GAP:
+                report.num_ties += 1
+            else:
+                report.wrong.append(
+                    f"{request.key.request_id}[{position}]: {token}, not {expected}"
+                )
+        return expected
+
+
+@dataclass(frozen=True)
+class RigOptions:
+    block_size: int = 16
+    num_blocks: int = 256
+    max_model_len: int = 1024
+    max_num_seqs: int = 32
+    chunk: int = 4096
+    max_itl_factor: float = 1e9  # chunks are as large as ``chunk`` says, whatever the clock says
+    is_caching: bool = True
+    is_coalescing: bool = True
+    backend: str = "cpu"
+    policy: str = "lru"
+
+
+class EngineRig:
+    """The worker's parts as its composition root joins them, without link and loader."""
+
+    def __init__(
+        self, model: PreTrainedModel, options: RigOptions, sampler: Sampler | None = None
+    ) -> None:
+        register_attention()
+        self.options = options
+        self.spec = kv_spec(model, options.block_size)
+        self.tier = DeviceTier(self.spec, options.num_blocks, torch.float32, torch.device("cpu"))
+        self.cache = build_cache(options)
+        self.sampler = sampler if sampler is not None else TeacherSampler()
+        backend: AttentionBackend = (
+            CpuFlashBackend(self.tier) if options.backend == "cpu" else SdpaBackend(self.tier)
+        )
+        pacer = PrefillPacer(options.max_itl_factor, options.chunk)
+        self.scheduler = Scheduler(
+            self.cache,
+            pacer,
+            block_size=options.block_size,
+            max_num_seqs=options.max_num_seqs,
+            eos_token_ids=(),
+            coalescer=(
+                Coalescer(options.block_size)
+                if options.is_caching and options.is_coalescing
+                else None
+            ),
+        )
+        self._model = model
+        limits = EngineLimits(
+            fingerprint="rig",
+            block_size=options.block_size,
+            max_model_len=options.max_model_len,
+            vocab_size=model.config.vocab_size,
+            max_num_waiting=1024,
+        )
+        runner = ModelRunner(model, self.tier, backend, self.sampler)
+        self.engine = Engine(self.scheduler, runner, self.cache, pacer, limits, time.monotonic)
+        self.outputs: dict[str, list[RequestOutput]] = {}
+
+    def submit(
+        self, name: str, prompt: Sequence[int], params: SamplingParams, cache_salt: str = ""
+    ) -> None:
+        self.engine.add_request(
+            LINK,
+            AddRequest(
+                request_id=name,
+                prompt_token_ids=np.asarray(prompt, dtype="<i4").tobytes(),
+                sampling_params=params,
+                cache_salt=cache_salt,
+            ),
+        )
+
+    def step(self) -> None:
+        """One engine step with the paged attention in place of the model's own."""
+        before = self._model.config._attn_implementation
+        self._model.config._attn_implementation = ATTENTION_NAME
+        try:
+            self.engine.step()
+        finally:
+            self._model.config._attn_implementation = before
+        for output in self.engine.take_outputs().get(LINK, ()):
+            self.outputs.setdefault(output.request_id, []).append(output)
+
+    def run(self, max_steps: int = 20_000) -> None:
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                self.engine.check_integrity()
+                return
+            self.step()
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def check(self, references: Mapping[str, Reference]) -> GateReport:
+        """Serve all references at once, greedily; returns the report so far."""
+        assert isinstance(self.sampler, TeacherSampler)
+        for name, reference in references.items():
+            self.sampler.references[name] = reference
+            self.submit(name, reference.prompt, greedy(len(reference.token_ids)))
+        self.run()
+        for name, reference in references.items():
+            assert self.tokens(name) == reference.token_ids
+        return self.sampler.report
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        return tuple(token for output in self.outputs[name] for token in output.token_ids)
+
+    def num_cached(self, name: str) -> int:
+        cached = [
+            o.num_cached_tokens for o in self.outputs[name] if o.num_cached_tokens is not None
+        ]
+        assert len(cached) == 1
+        return cached[0]
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+
+
+def build_cache(options: RigOptions) -> Cache:
+    if not options.is_caching:
+        return NullCache(options.num_blocks, options.block_size)
+    policy = make_eviction_policy(options.policy)
+    return PrefixCache(options.num_blocks, options.block_size, policy)
+
+
+def kv_spec(model: PreTrainedModel, block_size: int) -> KVCacheSpec:
+    config = model.config
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return KVCacheSpec(
+        block_size=block_size,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=head_dim,
+        dtype="float32",
+        bytes_per_element=4,
+    )
