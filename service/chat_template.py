@@ -7,6 +7,7 @@ out. Knows nothing of HTTP bodies beyond the message structs, and nothing of tok
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,6 +38,12 @@ class ChatTemplate:
     def __init__(self, render: Render, source: str | None) -> None:
         self._render = render
         self._source = source
+
+    def warm_up(self) -> None:
+        """Have the template compiled, so that the first request does not wait for it."""
+        if self._source is not None:
+            with contextlib.suppress(InvalidRequest):
+                self._rendered([{"role": "user", "content": ""}])
 
     def apply(self, messages: Sequence[Message]) -> str:
         """The prompt's text. Raises InvalidRequest for what the template cannot express."""

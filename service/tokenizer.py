@@ -53,7 +53,9 @@ class ModelTokenizer:
             folder = Path(name)
             for file in card.tokenizer_files:
                 _write(folder, file)
-            return cls(_load(folder))
+            loaded = cls(_load(folder))
+        loaded.chat_template.warm_up()
+        return loaded
 
     def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
         """Token ids as a 1-D int32 array. Releases the interpreter's lock while it works."""

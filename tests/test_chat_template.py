@@ -1,0 +1,169 @@
+"""Conversations to prompts: what is handed to the template, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import models
+import pytest
+from gateway_kit import MODEL_NAME, make_card, make_tokenizer
+from http_kit import serving
+
+from service.errors import InvalidRequest
+from service.schemas.chat import parse_chat_request
+
+STRICT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "{{ '[' + message['role'] + ']' + message['content'] }}{% endfor %}"
+)
+FIRST_SYSTEM_ONLY_TEMPLATE = (
+    "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}{% endif %}"
+    "{% for message in messages if message['role'] != 'system' %}"
+    "{{ message['content'] }}{% endfor %}"
+)
+DEVELOPER_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'developer' %}{{ '<dev>' + message['content'] }}"
+    "{% else %}{{ '<' + message['role'] + '>' + message['content'] }}{% endif %}{% endfor %}"
+)
+TEXT_ARGUMENTS_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ call['function']['name'] + ':' + call['function']['arguments'] }}"
+    "{% endfor %}{% endfor %}"
+)
+FERRY = {"name": "ferry_status", "arguments": '{"route": "inishbeg"}'}
+
+
+def rendered(messages: list[dict[str, Any]], template: str = models.TOOL_CHAT_TEMPLATE) -> str:
+    body = json.dumps({"model": MODEL_NAME, "messages": messages}).encode()
+    chat = make_tokenizer(template).chat_template
+    return chat.apply(parse_chat_request(body).messages)
+
+
+def ferry_conversation(**assistant: Any) -> list[dict[str, Any]]:
+    call = {"id": "c1", "type": "function", "function": FERRY}
+    return [
+        {"role": "user", "content": "Is the ferry to Inishbeg running?"},
+        {"role": "assistant", "tool_calls": [call], **assistant},
+        {"role": "tool", "tool_call_id": "c1", "content": "cancelled, swell 4 m"},
+        {"role": "user", "content": "So?"},
+    ]
+
+
+def refused(messages: list[dict[str, Any]], template: str) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as failure:
+        rendered(messages, template)
+    return failure.value
+
+
+def test_a_plain_conversation_is_the_templates_own_text() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert rendered(messages) == (
+        "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("assistant", [{"content": None}, {}, {"content": ""}])
+def test_a_tool_call_turn_without_content(assistant: dict[str, Any]) -> None:
+    text = rendered(ferry_conversation(**assistant))
+    assert text == rendered(ferry_conversation(content=""))
+    assert '"ferry_status"' in text
+    assert '"route": "inishbeg"' in text
+    assert "[c1]cancelled, swell 4 m" in text
+
+
+def test_tool_calls_that_the_template_drops_are_refused() -> None:
+    error = refused(ferry_conversation(), models.CHAT_TEMPLATE)
+    assert error.param == "messages[1].tool_calls[0].function.name"
+
+
+def test_tool_results_alone_are_expressible_where_the_role_is_written_out() -> None:
+    messages = [{"role": "tool", "tool_call_id": "c1", "content": "4 m"}]
+    assert "4 m" in rendered(messages, models.CHAT_TEMPLATE)
+
+
+def test_arguments_are_text_where_the_template_wants_text() -> None:
+    text = rendered(ferry_conversation(), TEXT_ARGUMENTS_TEMPLATE)
+    assert 'ferry_status:{"route": "inishbeg"}' in text
+
+
+def test_system_messages_keep_their_place() -> None:
+    messages = [
+        {"role": "system", "content": "Answer in one word."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "system", "content": "From now on answer in French."},
+        {"role": "user", "content": "Colour of grass?"},
+    ]
+    text = rendered(messages)
+    assert text.index("Hello.") < text.index("French") < text.index("grass")
+    # Keeping the place keeps the prefix of the first turn.
+    first = rendered(messages[:2]).removesuffix("<|im_start|>assistant\n")
+    assert text.startswith(first)
+
+
+def test_a_template_that_raises_is_400_with_its_own_words() -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "French."}]
+    error = refused(messages, STRICT_TEMPLATE)
+    assert error.status == 400
+    assert "System message must be at the beginning" in error.message
+
+
+def test_a_message_that_the_template_drops_is_refused() -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "French."}]
+    assert refused(messages, FIRST_SYSTEM_ONLY_TEMPLATE).param == "messages[1].content"
+
+
+def test_the_developer_is_the_system_where_the_template_knows_no_developer() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert "<|im_start|>system\nBe brief." in rendered(messages)
+    assert rendered(messages, DEVELOPER_TEMPLATE) == "<dev>Be brief.<user>Hi"
+
+
+def test_a_model_without_a_template() -> None:
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
+        make_tokenizer(None).chat_template.apply(parse_chat_request(body).messages)
+
+
+@pytest.mark.parametrize("arguments", ["", "{}"])
+def test_empty_arguments(arguments: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    assert '"arguments": {}' in rendered([{"role": "assistant", "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize("arguments", ["nope", "[1]", '"x"', "{"])
+def test_arguments_that_are_no_object(arguments: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    error = refused([{"role": "assistant", "tool_calls": [call]}], models.TOOL_CHAT_TEMPLATE)
+    assert error.param == "messages[0].tool_calls[0].function.arguments"
+
+
+def test_the_next_turn_begins_with_the_whole_of_this_turns_prompt() -> None:
+    """Over HTTP: null, absent and empty content count alike, and the next turn hits it all."""
+    with serving(card=make_card()) as served, served.client() as client:
+
+        def usage(messages: list[dict[str, Any]]) -> dict[str, Any]:
+            body = {"model": MODEL_NAME, "messages": messages, "max_tokens": 1}
+            response = client.post("/v1/chat/completions", json=body)
+            assert response.status_code == 200, response.text
+            found: dict[str, Any] = response.json()["usage"]
+            return found
+
+        counts = {
+            usage(ferry_conversation(**assistant))["prompt_tokens"]
+            for assistant in ({"content": None}, {}, {"content": ""})
+        }
+        assert len(counts) == 1
+        longer = [
+            *ferry_conversation(content=None),
+            {"role": "assistant", "content": "No."},
+            {"role": "user", "content": "Thanks."},
+        ]
+        cached = usage(longer)["prompt_tokens_details"]["cached_tokens"]
+        assert cached >= counts.pop()

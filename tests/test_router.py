@@ -1,0 +1,35 @@
+"""The choice of a worker, as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.router import Route, WorkerLoad, choose_worker
+
+
+def loads(**num_requests: int) -> list[WorkerLoad]:
+    return [WorkerLoad(worker_id, count) for worker_id, count in num_requests.items()]
+
+
+@pytest.mark.parametrize(
+    ("locations", "given", "expected"),
+    [
+        ({}, {}, None),
+        ({}, {"a": 9}, Route("a", "only_worker")),
+        ({}, {"a": 2, "b": 1}, Route("b", "least_loaded")),
+        ({}, {"b": 1, "a": 1}, Route("a", "least_loaded")),
+        ({"b": 64}, {"a": 1, "b": 1}, Route("b", "longest_prefix")),
+        ({"b": 64, "c": 96}, {"a": 1, "b": 1, "c": 1}, Route("c", "longest_prefix")),
+        ({"b": 64}, {"a": 1, "b": 2}, Route("a", "least_loaded")),
+        ({"gone": 64}, {"a": 1, "b": 1}, Route("a", "least_loaded")),
+    ],
+)
+def test_choice(locations: dict[str, int], given: dict[str, int], expected: Route | None) -> None:
+    assert choose_worker(locations, loads(**given)) == expected
+
+
+def test_a_session_stays_together_and_sessions_spread() -> None:
+    given = loads(a=0, b=0, c=0)
+    routes = {session: choose_worker({}, given, session) for session in map(str, range(30))}
+    assert routes == {session: choose_worker({}, given, session) for session in routes}
+    assert {route.worker_id for route in routes.values() if route} == {"a", "b", "c"}
