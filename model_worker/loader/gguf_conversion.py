@@ -1,8 +1,8 @@
 """A GGUF file converted once to safetensors, float32, and kept.
 
 Owns the conversion and its place: a folder named by the file's content, made under another name
-and renamed when complete, so that an interrupted conversion is never used. Tensor names and
-layouts are transformers' knowledge; that no tensor is lost on the way is checked here.
+and renamed when complete, so that an interrupted conversion is never used. Tensor names are the
+gguf library's knowledge and layouts are transformers'; that no tensor is lost is checked here.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from gguf import MODEL_ARCH_NAMES, dequantize, get_tensor_name_map
 from huggingface_hub import save_torch_state_dict
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from model_worker.loader.attention_layout import causal_model_class
 from model_worker.loader.digests import DigestCache
 from model_worker.loader.errors import ModelLoadError, first_line
 from model_worker.loader.gguf_metadata import (
-    ROPE_FACTORS_TENSOR,
     GGUFMetadata,
     read_metadata,
     rope_scaling,
@@ -150,25 +151,45 @@ def _read_tensors(
     """The weights by their names in the model, float32; all of them, and each exactly once."""
     with torch.device("meta"):
         model = _model_class(config)(config)
-    # The bar that transformers draws here cannot be switched off.
-    with open(os.devnull, "w") as sink, redirect_stderr(sink):
-        tensors: dict[str, torch.Tensor] = load_gguf_checkpoint(  # type: ignore[no-untyped-call]
-            str(file), return_tensors=True, model_to_load=model, torch_dtype=torch.float32
-        )["tensors"]
     expected = {name: value.shape for name, value in model.state_dict().items()}
-    if config.tie_word_embeddings:
-        for tied in model.all_tied_weights_keys:
-            expected.pop(tied, None)
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    given = [name for name in metadata.tensor_names if name != ROPE_FACTORS_TENSOR]
-    if found != expected or len(given) != len(found):
-        differing = sorted(set(found.items()) ^ set(expected.items()))
-        named = differing[0][0] if differing else f"{len(given)} for {len(found)}"
-        raise ModelLoadError(
-            f"The tensors of {file.name} do not match a {config.model_type} model ({named}); "
-            "give --model the safetensors form of this model"
-        )
+    for tied in model.all_tied_weights_keys if config.tie_word_embeddings else ():
+        expected.pop(tied, None)
+    names = _names_in_model(metadata, config, expected)
+    processor_class: Any = TENSOR_PROCESSORS.get(metadata.architecture, TensorProcessor)
+    processor = processor_class(config.to_dict())
+    tensors = {}
+    for stored in metadata.tensors:
+        name = names.pop(stored.name, None)
+        if name is None:
+            raise _mismatch(file, config, f"{stored.name} has no place in it")
+        values = dequantize(stored.data, stored.tensor_type)
+        tensor = torch.from_numpy(np.array(processor.process(values, stored.name).weights))
+        if tensor.shape != expected[name]:
+            raise _mismatch(file, config, f"{stored.name} has the shape {tuple(tensor.shape)}")
+        tensors[name] = tensor.to(torch.float32)
+    if names:
+        raise _mismatch(file, config, f"{min(names)} is missing")
     return tensors
+
+
+def _names_in_model(
+    metadata: GGUFMetadata, config: PretrainedConfig, expected: Iterable[str]
+) -> dict[str, str]:
+    """Names in the file -> names in the model, by the table that GGUF's own converter uses."""
+    known = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
+    table = get_tensor_name_map(known[metadata.architecture], int(config.num_hidden_layers))
+    names = {}
+    for name in expected:
+        stored = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        names[stored or name] = name
+    return names
+
+
+def _mismatch(file: Path, config: PretrainedConfig, what: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"The tensors of {file.name} do not match a {config.model_type} model: {what}; "
+        "give --model the safetensors form of this model"
+    )
 
 
 def _generation_config(config: PretrainedConfig, metadata: GGUFMetadata) -> GenerationConfig:

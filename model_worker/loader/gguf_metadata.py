@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, dequantize
+from gguf import GGUFReader, ReaderTensor, dequantize
 
 from model_worker.loader.errors import ModelLoadError, first_line
 
@@ -25,13 +25,17 @@ _KNOWN_SCALING = frozenset({"type", "factor", "original_context_length", "finetu
 
 @dataclass(frozen=True)
 class GGUFMetadata:
-    """``fields`` without long arrays; ``rope_factors`` divide the rope frequencies, if given."""
+    """``fields`` without long arrays; ``tensors`` are views of the mapped file, still quantized;
+    ``rope_factors`` divide the rope frequencies, if given."""
 
     architecture: str
     fields: dict[str, Any]
-    tensor_names: tuple[str, ...]
-    num_weights: int
+    tensors: tuple[ReaderTensor, ...]
     rope_factors: tuple[float, ...] | None
+
+    @property
+    def num_weights(self) -> int:
+        return sum(int(tensor.n_elements) for tensor in self.tensors)
 
     def get(self, key: str) -> Any:
         return self.fields.get(key)
@@ -56,8 +60,9 @@ def read_metadata(file: Path) -> GGUFMetadata:
         return GGUFMetadata(
             architecture=str(fields["general.architecture"]),
             fields=fields,
-            tensor_names=tuple(tensor.name for tensor in reader.tensors),
-            num_weights=sum(int(tensor.n_elements) for tensor in reader.tensors),
+            tensors=tuple(
+                tensor for tensor in reader.tensors if tensor.name != ROPE_FACTORS_TENSOR
+            ),
             rope_factors=factors,
         )
     except Exception as error:  # the reader raises numpy's and struct's errors on a broken file

@@ -155,6 +155,7 @@ def _read_model(
                 dtype=dtype,
                 attn_implementation=attn_implementation,
                 use_safetensors=True,
+                ignore_mismatched_sizes=True,  # reported, and then refused by _check_report
                 local_files_only=True,
                 output_loading_info=True,
                 **placement,
@@ -179,7 +180,8 @@ def _check_report(source: ModelSource, report: Mapping[str, Any]) -> None:
         ("mismatched_keys", "have the wrong shape for"),
         ("error_msgs", "could not be read:"),
     ):
-        found = sorted(str(key) for key in report.get(kind) or ())
+        keys = report.get(kind) or ()
+        found = sorted(str(key[0] if isinstance(key, tuple) else key) for key in keys)
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             raise ModelLoadError(f"The weights of {source.spec} {meaning} {found[0]}{more}")
