@@ -1,0 +1,254 @@
+"""Speed and memory of the prefix cache alone: no model, no tensors.
+
+    python benchmarks/tree.py [--output FILE] [--num-blocks N]
+
+Prints a table and writes JSON. Every figure is the median of its repetitions in wall-clock
+seconds, with the process time beside it, since other programs may share the machine. Shapes of
+the tree: ``single`` has a node per block (the worst there is), ``short`` has edges of 1-4 blocks,
+``long`` of 3,125 blocks (100,000 tokens at block size 32). Blocks are evicted one by one,
+the slowest way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cache_store.block_hash import HASH_VERSION, Namespace
+from cache_store.cache import Lease
+from cache_store.eviction import make_eviction_policy
+from cache_store.prefix_cache import PrefixCache
+from cache_store.token_bytes import TokenIds
+
+SEED = 20
+VOCAB_SIZE = 128_000
+PROMPT_TOKENS = 100_000
+PROBE_TOKENS = 4_096
+NAMESPACE = Namespace("benchmark")
+SHAPES = {"single": (1, 1), "short": (1, 4), "long": (3_125, 3_125)}  # blocks per edge
+GOALS = {
+    "match_and_commit_s": 0.015,
+    "held_bytes_per_million_blocks": 700e6,
+    "evict_s_per_million_blocks": 10.0,
+    "match_ratio_1m_to_10k": 1.5,
+}
+
+
+class Timer:
+    """Wall and process seconds of repetitions."""
+
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.process: list[float] = []
+
+    def run(self, action: Callable[[], Any]) -> Any:
+        process, wall = time.process_time(), time.perf_counter()
+        result = action()
+        self.wall.append(time.perf_counter() - wall)
+        self.process.append(time.process_time() - process)
+        return result
+
+    def summary(self) -> dict[str, float]:
+        return {
+            "median_s": statistics.median(self.wall),
+            "min_s": min(self.wall),
+            "max_s": max(self.wall),
+            "median_process_s": statistics.median(self.process),
+        }
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def random_prompts(num_tokens: Callable[[], int], seed: int) -> Iterator[TokenIds]:
+    rng = np.random.default_rng(seed)
+    while True:
+        yield rng.integers(0, VOCAB_SIZE, num_tokens(), dtype=np.int32)
+
+
+def admit(cache: PrefixCache, prompt: TokenIds) -> Lease:
+    """What a scheduler does before it runs a prompt, its row copy taken as done."""
+    lease = cache.acquire(cache.match(NAMESPACE, prompt))
+    assert cache.allocate(lease, len(prompt))
+    if lease.pending_copy is not None:
+        cache.copied(lease)
+    return lease
+
+
+def store(cache: PrefixCache, prompt: TokenIds) -> None:
+    cache.release(admit(cache, prompt), prompt, len(prompt))
+
+
+def filled_cache(shape: str, num_blocks: int, block_size: int) -> PrefixCache:
+    """A cache whose blocks are all in the tree."""
+    cache = PrefixCache(num_blocks, block_size, make_eviction_policy("lru"))
+    rng = np.random.default_rng(SEED)
+    low, high = SHAPES[shape]
+    prompts = random_prompts(lambda: int(rng.integers(low, high + 1)) * block_size, SEED + 1)
+    num_free = num_blocks
+    while num_free:
+        prompt = next(prompts)[: num_free * block_size]
+        store(cache, prompt)
+        num_free = cache.stats().num_free
+    return cache
+
+
+def match_and_commit(cache: PrefixCache, prompt: TokenIds, lease: Lease) -> None:
+    cache.match(NAMESPACE, prompt)
+    cache.commit(lease, prompt, len(prompt))
+
+
+def measure_prompt(block_size: int, repetitions: int = 15) -> dict[str, Any]:
+    """match + commit of a cold 100,000-token prompt, and the match of a warm one."""
+    cache = PrefixCache(PROMPT_TOKENS // block_size * 4, block_size, make_eviction_policy("lru"))
+    prompts = random_prompts(lambda: PROMPT_TOKENS, SEED)
+    cold, warm = Timer(), Timer()
+    for _ in range(repetitions):
+        prompt = next(prompts)
+        lease = admit(cache, prompt)
+
+        cold.run(partial(match_and_commit, cache, prompt, lease))
+        cache.release(lease, prompt, len(prompt))
+        match = warm.run(partial(cache.match, NAMESPACE, prompt))
+        assert match.num_tokens == PROMPT_TOKENS
+    return {
+        "block_size": block_size,
+        "match_and_commit_cold": cold.summary(),
+        "match_warm": warm.summary(),
+    }
+
+
+def measure_memory(shape: str, num_blocks: int, block_size: int) -> dict[str, Any]:
+    """Resident memory of a full cache, its pool included, and the time to evict all of it."""
+    gc.collect()
+    before = resident_bytes()
+    building = Timer()
+    cache = building.run(lambda: filled_cache(shape, num_blocks, block_size))
+    gc.collect()
+    held = resident_bytes() - before
+    evicting = Timer()
+
+    def evict_all() -> None:
+        # one block per request: what a decoding server does to a full cache
+        lease = admit(cache, np.zeros(0, dtype=np.int32))
+        for count in range(1, num_blocks + 1):
+            assert cache.allocate(lease, count * block_size)
+
+    evicting.run(evict_all)
+    assert cache.stats().evicted_total == num_blocks
+    return {
+        "shape": shape,
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+        "held_bytes": held,
+        "held_bytes_per_million_blocks": held * 1_000_000 / num_blocks,
+        "process_bytes": before + held,
+        "build_s": building.wall[0],
+        "evict": evicting.summary(),
+        "evict_s_per_million_blocks": evicting.wall[0] * 1_000_000 / num_blocks,
+        "evict_process_s_per_million_blocks": evicting.process[0] * 1_000_000 / num_blocks,
+    }
+
+
+def measure_match(num_blocks: int, block_size: int, repetitions: int = 400) -> dict[str, Any]:
+    """Matches of prompts that are stored among ``num_blocks`` blocks of random prefixes.
+
+    A probe is a prompt of 4,096 tokens; half of its blocks are stored. Each is matched once, at
+    random, so that its nodes are as cold in the processor's caches as in a server.
+    """
+    num_stored = PROBE_TOKENS // 2
+    num_probe_blocks = repetitions * num_stored // block_size
+    cache = PrefixCache(num_blocks + num_probe_blocks, block_size, make_eviction_policy("lru"))
+    rng = np.random.default_rng(SEED)
+    fill = random_prompts(lambda: int(rng.integers(1, 5)) * block_size, SEED + 1)
+    while cache.stats().num_free > num_probe_blocks + 4:
+        store(cache, next(fill))
+    probes = list(islice(random_prompts(lambda: PROBE_TOKENS, SEED + 2), repetitions))
+    for probe in probes:
+        store(cache, probe[:num_stored])
+    timer = Timer()
+    for probe in probes:
+        match = timer.run(partial(cache.match, NAMESPACE, probe))
+        assert match.num_block_tokens == num_stored
+    return {"num_blocks": num_blocks, "block_size": block_size, **timer.summary()}
+
+
+def context() -> dict[str, Any]:
+    root = Path(__file__).resolve().parent.parent
+    git = ["git", "-C", str(root)]
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(": ")[1] for line in cpuinfo if line.startswith("model name")), "?")
+    return {
+        "cpu": model,
+        "num_cpus": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "system": platform.platform(),
+        "python": sys.version.split()[0],
+        "numpy": np.__version__,
+        "hash_version": HASH_VERSION,
+        "commit": commit.stdout.strip() + ("+changes" if changes.stdout.strip() else ""),
+        "seed": SEED,
+    }
+
+
+def rows(result: dict[str, Any]) -> Iterator[tuple[str, float, float | None, str]]:
+    """(what, measured, goal, unit) of each line of the table."""
+    for prompt in result["prompt"]:
+        size = prompt["block_size"]
+        cold, warm = prompt["match_and_commit_cold"], prompt["match_warm"]
+        goal = GOALS["match_and_commit_s"] * 1e3
+        yield f"match + commit, 100,000 tokens, block {size}", cold["median_s"] * 1e3, goal, "ms"
+        yield f"match when stored, 100,000 tokens, block {size}", warm["median_s"] * 1e3, None, "ms"
+    for memory in result["memory"]:
+        shape = f"{memory['num_blocks']:,} blocks, {memory['shape']} edges"
+        held = memory["held_bytes_per_million_blocks"] / 1e6
+        yield f"held, {shape}", held, GOALS["held_bytes_per_million_blocks"] / 1e6, "MB per million"
+        goal = GOALS["evict_s_per_million_blocks"]
+        yield f"evicted, {shape}", memory["evict_s_per_million_blocks"], goal, "s per million"
+    for match in result["match"]:
+        yield f"match among {match['num_blocks']:,} blocks", match["median_s"] * 1e6, None, "us"
+    yield "match ratio", result["match_ratio"], GOALS["match_ratio_1m_to_10k"], "x"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("tree.json"))
+    parser.add_argument("--num-blocks", type=int, default=1_000_000)
+    parser.add_argument("--block-size", type=int, default=32)
+    arguments = parser.parse_args()
+    num_blocks, block_size = arguments.num_blocks, arguments.block_size
+    result: dict[str, Any] = {"context": context(), "goals": GOALS}
+    result["prompt"] = [measure_prompt(size) for size in (32, 16)]
+    result["memory"] = [measure_memory(shape, num_blocks, block_size) for shape in SHAPES]
+    result["match"] = [
+        measure_match(count, block_size) for count in (num_blocks // 100, num_blocks)
+    ]
+    few, many = result["match"]
+    result["match_ratio"] = many["median_s"] / few["median_s"]
+    arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+    for what, measured, goal, unit in rows(result):
+        mark = "" if goal is None else f"goal {goal:g}" + ("" if measured <= goal else "  MISSED")
+        print(f"{what:52} {measured:10.3f} {unit:15} {mark}")
+
+
+if __name__ == "__main__":
+    main()

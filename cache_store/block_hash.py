@@ -1,0 +1,79 @@
+"""Names of blocks: a chained hash over everything that a block's keys and values depend on.
+
+Owns the namespace, the hash function and its version. A block's hash covers its own tokens and
+the hash of the block before it, and so the whole prefix; the first block's parent is the hash of
+the namespace. Hashes name blocks to others (routing, events, lower tiers); the tree itself
+compares token ids, and nothing here is proof that two blocks are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import xxhash
+
+from cache_store.token_bytes import TOKEN_BYTES, TokenBytes, TokenIds, encode_tokens
+
+HASH_VERSION = "xxh3_128-be32-1"
+HASH_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Requests share blocks only within one namespace.
+
+    ``fingerprint`` stands for the model and its KV layout, ``cache_salt`` is the client's own
+    wall around its prompts (kept out of repr, since knowing it is what opens the wall).
+    """
+
+    fingerprint: str
+    adapter: str = ""
+    cache_salt: str = field(default="", repr=False)
+    root_hash: bytes = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # A salt is chosen by the client, so this one hash has to withstand a forger. Each field
+        # goes in behind its length: ("ab", "c") and ("a", "bc") are different namespaces.
+        digest = hashlib.blake2b(HASH_VERSION.encode(), digest_size=HASH_BYTES)
+        for text in (self.fingerprint, self.adapter, self.cache_salt):
+            encoded = text.encode()
+            digest.update(len(encoded).to_bytes(8, "big"))
+            digest.update(encoded)
+        object.__setattr__(self, "root_hash", digest.digest())
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHashes:
+    """Hashes of consecutive full blocks, 16 bytes each, joined."""
+
+    joined: bytes
+
+    def __len__(self) -> int:
+        return len(self.joined) // HASH_BYTES
+
+    def __getitem__(self, index: int) -> bytes:
+        if not 0 <= index < len(self):
+            raise IndexError(f"block {index} of {len(self)}")
+        return self.joined[index * HASH_BYTES : (index + 1) * HASH_BYTES]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[index] for index in range(len(self)))
+
+
+def hash_blocks(namespace: Namespace, token_ids: TokenIds, block_size: int) -> BlockHashes:
+    """Hashes of the full blocks of a 1-D int32 array; a partly filled last block has none."""
+    num_tokens = len(token_ids) // block_size * block_size
+    return chain_hashes(namespace.root_hash, encode_tokens(token_ids[:num_tokens]), block_size)
+
+
+def chain_hashes(parent_hash: bytes, encoded: TokenBytes, block_size: int) -> BlockHashes:
+    """Hashes of the blocks in ``encoded`` (a whole number of them) that follow ``parent_hash``."""
+    block_bytes = block_size * TOKEN_BYTES
+    digest = xxhash.xxh3_128_digest
+    hashes = []
+    for start in range(0, len(encoded), block_bytes):
+        parent_hash = digest(parent_hash + encoded[start : start + block_bytes])
+        hashes.append(parent_hash)
+    return BlockHashes(b"".join(hashes))

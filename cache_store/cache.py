@@ -1,0 +1,112 @@
+"""The contract between a scheduler and a cache, and the lease that passes between them.
+
+Owns no behaviour. A scheduler that keeps to it runs unchanged over PrefixCache and NullCache.
+
+All of it belongs to one thread, the engine's: there is no lock anywhere in this package. What is
+said here of "locking" is the protection of blocks from eviction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cache_store.block_hash import Namespace
+from cache_store.prefix_match import PrefixMatch
+from cache_store.stats import CacheStats
+from cache_store.token_bytes import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class RowCopy:
+    """Copy the keys and values of the first ``num_rows`` tokens from block to block."""
+
+    source_block_id: int
+    target_block_id: int
+    num_rows: int
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """What one request holds: read by the scheduler, written by the cache that issued it.
+
+    ``block_ids`` is the block table in token order. ``num_cached_tokens`` tokens need no
+    computing; the number is final once the first ``allocate`` has succeeded (the cache gives the
+    partial rows up if their source block is itself needed to make room). ``pending_copy`` has to
+    be executed before anything else is written to its target, and then reported with ``copied``.
+    """
+
+    namespace: Namespace
+    block_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    pending_copy: RowCopy | None = None
+
+
+class Cache(Protocol):
+    """Blocks for requests: match, acquire, allocate, commit, release.
+
+    Every block is free, private to one lease, or owned by the cache; one owned by the cache is
+    never written. Token ids are 1-D int32 arrays. A lease is used with the cache that issued it,
+    and not after its release (AssertionError).
+    """
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        ...
+
+    def match(self, namespace: Namespace, token_ids: TokenIds) -> PrefixMatch:
+        """The longest stored prefix. Changes nothing, so it may be asked at every step.
+
+        Leave the last prompt token out if it has to be computed in any case.
+        """
+        ...
+
+    def acquire(self, match: PrefixMatch) -> Lease:
+        """Lock exactly the matched blocks (and the partial one); they head the block table.
+
+        A match that is older than the last change of the cache is made afresh first.
+        """
+        ...
+
+    def allocate(self, lease: Lease, num_tokens: int, num_lookahead_tokens: int = 0) -> bool:
+        """Grow the block table to cover ``num_tokens`` + ``num_lookahead_tokens`` tokens.
+
+        Evicts what is missing, never what is locked. All or nothing: False if there is not
+        enough, and then nothing has changed. The first success sets ``lease.pending_copy`` if
+        the match had a partial block.
+        """
+        ...
+
+    def copied(self, lease: Lease) -> None:
+        """``lease.pending_copy`` has been executed; its source need not be kept any longer."""
+        ...
+
+    def commit(self, lease: Lease, token_ids: TokenIds, num_computed_tokens: int) -> None:
+        """Share the full blocks among the first ``num_computed_tokens`` of ``token_ids``.
+
+        Only after the step that computed them has ended. Cheap when no block has become full
+        since the last call. Ownership moves to the cache; a block that another request
+        committed first stays private to the lease until its release. A pending copy has to be
+        reported with ``copied`` before (AssertionError).
+        """
+        ...
+
+    def release(self, lease: Lease, token_ids: TokenIds, num_computed_tokens: int) -> None:
+        """End the lease: commit, keep the partly filled last block too, unlock, free the rest.
+
+        Of ``token_ids`` only the first ``num_computed_tokens`` count, and if the pending copy was
+        never reported, only those of the matched whole blocks.
+        """
+        ...
+
+    def reset(self) -> int:
+        """Drop every block that is not locked; the number dropped."""
+        ...
+
+    def stats(self) -> CacheStats: ...
+
+    def check_integrity(self, leases: Collection[Lease]) -> None:
+        """Assert the ownership of every block, given all the leases in use."""
+        ...

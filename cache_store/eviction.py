@@ -1,0 +1,133 @@
+"""Which leaf goes first: policies of one key per node, and the queue ordered by that key.
+
+Owns the order of eviction. Knows nothing of blocks, tokens or the pool, and takes nothing out of
+the tree itself. A key may only grow while its node lives; that is what makes the lazy queue right:
+an entry with an outdated key comes up too early, never too late, and is put back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from cache_store.radix_node import RadixNode
+
+# Keys of one policy compare with each other; nobody looks inside them.
+EvictionKey = Any
+
+
+class EvictionPolicy(Protocol):
+    def key(self, node: RadixNode) -> EvictionKey:
+        """The node with the smallest key goes first. Never decreases while the node lives."""
+        ...
+
+
+class LruPolicy:
+    """Least recently used first."""
+
+    def key(self, node: RadixNode) -> EvictionKey:
+        return node.last_access
+
+
+class LfuPolicy:
+    """Least often hit first, the least recently used of those."""
+
+    def key(self, node: RadixNode) -> EvictionKey:
+        return node.num_hits, node.last_access
+
+
+class SlruPolicy:
+    """Segmented LRU: what was never hit goes before what was, each by recency."""
+
+    def key(self, node: RadixNode) -> EvictionKey:
+        return node.num_hits > 0, node.last_access
+
+
+class FifoPolicy:
+    """Oldest first, whatever its use."""
+
+    def key(self, node: RadixNode) -> EvictionKey:
+        return node.created
+
+
+_POLICIES: dict[str, type[EvictionPolicy]] = {
+    "lru": LruPolicy,
+    "lfu": LfuPolicy,
+    "slru": SlruPolicy,
+    "fifo": FifoPolicy,
+}
+EVICTION_POLICIES = tuple(_POLICIES)
+
+
+def make_eviction_policy(name: str) -> EvictionPolicy:
+    """The policy of that name (one of EVICTION_POLICIES). Raises ValueError on another."""
+    if name not in _POLICIES:
+        raise ValueError(f"eviction policy {name!r} is none of {', '.join(EVICTION_POLICIES)}")
+    return _POLICIES[name]()
+
+
+class EvictionQueue:
+    """A heap over evictable leaves with at most one entry per node.
+
+    Entries are not looked for when a node is touched, locked or given a child: they are found
+    outdated when they reach the top. O(log n) per operation, amortized.
+    """
+
+    MIN_DEAD = 64  # below this many, entries of dead nodes are not worth a rebuild
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self._policy = policy
+        self._heap: list[tuple[EvictionKey, RadixNode]] = []
+        self._num_dead = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[tuple[EvictionKey, RadixNode]]:
+        return iter(self._heap)
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        return self._policy
+
+    def push(self, node: RadixNode) -> None:
+        """Enter a node that has become an evictable leaf; no-op if it has an entry already."""
+        if not node.is_queued:
+            node.is_queued = True
+            heapq.heappush(self._heap, (self._policy.key(node), node))
+
+    def peek(self) -> RadixNode | None:
+        """The leaf to evict next; None when there is none."""
+        heap = self._heap
+        while heap:
+            entry_key, node = heap[0]
+            if not node.is_evictable_leaf():
+                self.pop()
+                self._num_dead -= node.parent is None
+                continue
+            key = self._policy.key(node)
+            if key == entry_key:
+                return node
+            heapq.heapreplace(heap, (key, node))
+        return None
+
+    def pop(self) -> RadixNode:
+        """Take out the entry at the top."""
+        node = heapq.heappop(self._heap)[1]
+        node.is_queued = False
+        return node
+
+    def forget(self, node: RadixNode) -> None:
+        """Say that ``node`` left the tree other than by eviction.
+
+        Its entry is only counted; when such entries are half of the heap it is rebuilt, so that
+        a server that never evicts does not collect them for ever.
+        """
+        if not node.is_queued:
+            return
+        self._num_dead += 1
+        if self._num_dead > max(self.MIN_DEAD, len(self._heap) // 2):
+            self._heap = [entry for entry in self._heap if entry[1].parent is not None]
+            heapq.heapify(self._heap)
+            self._num_dead = 0

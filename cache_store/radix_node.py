@@ -1,0 +1,161 @@
+"""One node of the radix tree: an edge of whole blocks and the children after it.
+
+Owns the edge's token ids and block ids, the lock count, what eviction policies look at, and the
+ordered list of children. Knows nothing of namespaces, of the pool or of leases. There may be a
+million of these, hence slots, flat buffers, and no container that is not needed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from operator import attrgetter
+
+from cache_store.block_hash import Namespace
+from cache_store.token_bytes import TokenBytes
+
+
+class RadixNode:
+    """An edge of ``len(block_ids)`` blocks that hangs below ``parent``.
+
+    ``tokens`` is the byte form of the edge's token ids. Either all blocks are full, or there is
+    exactly one and it is partly filled: such a partial leaf never has children. ``lock_ref``
+    counts the locks on this node and below it. ``last_access`` and ``created`` are readings of
+    the tree's logical clock. A node that has left the tree has no parent.
+    """
+
+    __slots__ = (
+        "block_ids",
+        "children",
+        "created",
+        "is_queued",
+        "last_access",
+        "lock_ref",
+        "num_hits",
+        "parent",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        parent: RadixNode | None,
+        tokens: bytearray,
+        block_ids: array[int],
+        created: int,
+    ) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.block_ids = block_ids
+        self.children: ChildList | None = None
+        self.lock_ref = 0
+        self.num_hits = 0
+        self.created = created
+        self.last_access = created
+        self.is_queued = False  # has an entry in the eviction queue
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.block_ids)
+
+    def is_evictable_leaf(self) -> bool:
+        return self.lock_ref == 0 and self.children is None and self.parent is not None
+
+    def add_child(self, child: RadixNode) -> None:
+        if self.children is None:
+            self.children = ChildList(child)
+        else:
+            self.children.insert(child)
+
+    def remove_child(self, child: RadixNode) -> None:
+        assert self.children is not None
+        self.children.remove(child)
+        if not self.children:
+            self.children = None
+
+    def __lt__(self, other: RadixNode) -> bool:
+        """Breaks ties between equal policy keys in the eviction heap."""
+        return self.created < other.created
+
+
+class RootNode(RadixNode):
+    """The top of one namespace: an edge without blocks."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: Namespace, created: int) -> None:
+        super().__init__(None, bytearray(), array("i"), created)
+        self.namespace = namespace
+
+
+_tokens_of = attrgetter("tokens")
+
+
+class ChildList:
+    """The children of one node in the order of their tokens; never empty while in use.
+
+    Kept in buckets of bounded length, so that a node with a million children pays neither a scan
+    nor a memmove of all of them to find, add or remove one.
+    """
+
+    __slots__ = ("_buckets",)
+
+    MAX_BUCKET = 1024
+
+    def __init__(self, child: RadixNode) -> None:
+        self._buckets: list[list[RadixNode]] = [[child]]
+
+    def __bool__(self) -> bool:
+        return bool(self._buckets)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._buckets))
+
+    def __iter__(self) -> Iterator[RadixNode]:
+        for bucket in self._buckets:
+            yield from bucket
+
+    def neighbours(self, key: TokenBytes) -> tuple[RadixNode | None, RadixNode | None]:
+        """The last child below ``key`` and the first one not below it.
+
+        The child that shares the longest prefix with ``key`` is one of these two.
+        """
+        number, bucket, index = self._locate(key)
+        at = bucket[index] if index < len(bucket) else None
+        if index:
+            return bucket[index - 1], at
+        return (self._buckets[number - 1][-1] if number else None), at
+
+    def insert(self, child: RadixNode) -> None:
+        number, bucket, index = self._locate(child.tokens)
+        bucket.insert(index, child)
+        if len(bucket) > self.MAX_BUCKET:
+            half = len(bucket) // 2
+            self._buckets.insert(number + 1, bucket[half:])
+            del bucket[half:]
+
+    def remove(self, child: RadixNode) -> None:
+        number, bucket, index = self._locate(child.tokens)
+        assert bucket[index] is child, "the child is not where its tokens say"
+        del bucket[index]
+        if not bucket:
+            del self._buckets[number]
+
+    def replace(self, child: RadixNode, substitute: RadixNode) -> None:
+        """Put ``substitute``, whose tokens begin ``child``'s edge, in ``child``'s place."""
+        _, bucket, index = self._locate(child.tokens)
+        assert bucket[index] is child, "the child is not where its tokens say"
+        bucket[index] = substitute
+
+    def _locate(self, key: TokenBytes) -> tuple[int, list[RadixNode], int]:
+        """The bucket that ``key`` belongs to, with its number, and the index inside."""
+        buckets = self._buckets
+        number = 0
+        if len(buckets) > 1:
+            number = bisect_left(buckets, key, hi=len(buckets) - 1, key=_last_tokens_of)
+        bucket = buckets[number]
+        return number, bucket, bisect_left(bucket, key, key=_tokens_of)
+
+
+def _last_tokens_of(bucket: list[RadixNode]) -> bytearray:
+    return bucket[-1].tokens

@@ -1,0 +1,94 @@
+from array import array
+
+import pytest
+
+from cache_store.block_hash import Namespace
+from cache_store.eviction import EVICTION_POLICIES, EvictionQueue, make_eviction_policy
+from cache_store.radix_node import RadixNode, RootNode
+
+
+def make_leaves(count: int) -> list[RadixNode]:
+    root = RootNode(Namespace("f"), 0)
+    leaves = [
+        RadixNode(root, bytearray(index.to_bytes(4, "big")), array("i", [index]), index + 1)
+        for index in range(count)
+    ]
+    for leaf in leaves:
+        root.add_child(leaf)
+    return leaves
+
+
+def drain(queue: EvictionQueue) -> list[int]:
+    order = []
+    while (leaf := queue.peek()) is not None:
+        order.append(leaf.block_ids[0])
+        assert queue.pop() is leaf
+        leaf.parent = None
+    return order
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fifo", [0, 1, 2, 3]),
+        ("lru", [3, 1, 0, 2]),
+        ("lfu", [1, 2, 3, 0]),
+        ("slru", [1, 3, 0, 2]),
+    ],
+)
+def test_order_of_each_policy(name: str, expected: list[int]) -> None:
+    queue = EvictionQueue(make_eviction_policy(name))
+    leaves = make_leaves(4)
+    for leaf, last_access, num_hits in zip(leaves, (30, 20, 40, 10), (5, 0, 1, 2), strict=True):
+        leaf.last_access, leaf.num_hits = last_access, num_hits
+        queue.push(leaf)
+    assert drain(queue) == expected
+
+
+def test_a_leaf_touched_after_it_was_queued_moves_back() -> None:
+    queue = EvictionQueue(make_eviction_policy("lru"))
+    leaves = make_leaves(3)
+    for leaf in leaves:
+        queue.push(leaf)
+    leaves[0].last_access = 9
+    assert drain(queue) == [1, 2, 0]
+
+
+def test_locked_leaves_and_inner_nodes_are_passed_over_and_may_return() -> None:
+    queue = EvictionQueue(make_eviction_policy("lru"))
+    leaves = make_leaves(3)
+    for leaf in leaves:
+        queue.push(leaf)
+    leaves[0].lock_ref = 1
+    leaves[1].add_child(RadixNode(leaves[1], bytearray(4), array("i", [9]), 9))
+    assert drain(queue) == [2]
+    leaves[0].lock_ref = 0
+    queue.push(leaves[0])
+    assert drain(queue) == [0]
+
+
+def test_a_node_has_one_entry() -> None:
+    queue = EvictionQueue(make_eviction_policy("lru"))
+    (leaf,) = make_leaves(1)
+    queue.push(leaf)
+    queue.push(leaf)
+    assert len(queue) == 1
+
+
+def test_entries_of_dead_nodes_do_not_pile_up() -> None:
+    queue = EvictionQueue(make_eviction_policy("lru"))
+    leaves = make_leaves(1000)
+    for leaf in leaves:
+        queue.push(leaf)
+    for leaf in leaves[1:]:
+        leaf.parent = None
+        queue.forget(leaf)
+    assert len(queue) <= 2 * EvictionQueue.MIN_DEAD + 1
+    assert drain(queue) == [0]
+    assert len(queue) == 0
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="'mru' is none of lru, lfu, slru, fifo"):
+        make_eviction_policy("mru")
+    assert EVICTION_POLICIES == ("lru", "lfu", "slru", "fifo")
