@@ -410,4 +410,4 @@ async def test_a_failing_link_thread_is_a_failed_worker(
         assert outputs[0].error.code is ErrorCode.WORKER_LOST
         assert worker.state is WorkerState.FAILED
         assert worker.detail == "the link thread failed: MemoryError('no room')"
-        assert not [t for t in threading.enumerate() if t.name == "headstart-gateway-link"]
+    assert not [t for t in threading.enumerate() if t.name == "headstart-gateway-link"]

@@ -29,6 +29,7 @@ from service.workers.base import (
     RequestStream,
     StateChange,
     StateListener,
+    WorkerNotReadyError,
     WorkerState,
     WorkerStatusBoard,
     refusal_code,
@@ -127,14 +128,16 @@ class LocalWorker:
         if self.state is WorkerState.READY:
             return self._remote.submit(request)
         stream = RequestStream(request.request_id)
-        reason = f"worker {self.worker_id}: {self.detail or self.state}"
-        stream.fail(refusal_code(self.state), reason)
+        stream.fail(refusal_code(self.state), self._refusal())
         return stream
 
     def abort(self, request_id: str) -> None:
         self._remote.abort(request_id)
 
     async def reset_cache(self) -> int:
+        # The link may not have noticed yet that the process is gone.
+        if self.state not in (WorkerState.READY, WorkerState.DRAINING):
+            raise WorkerNotReadyError(self._refusal())
         return await self._remote.reset_cache()
 
     async def close(self) -> None:
@@ -167,6 +170,9 @@ class LocalWorker:
         return () if self._child is None else self._child.last_lines
 
     # ------------------------------------------------------------ the child's life
+
+    def _refusal(self) -> str:
+        return f"worker {self.worker_id}: {self.detail or self.state}"
 
     def _follow_link(self, change: StateChange) -> None:
         if not self._is_running or self._is_closing:
