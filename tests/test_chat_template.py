@@ -126,9 +126,10 @@ def test_the_developer_is_the_system_where_the_template_knows_no_developer() -> 
 
 
 def test_a_model_without_a_template() -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
+    messages = parse_chat_request(body).messages
     with pytest.raises(InvalidRequest, match="no chat template"):
-        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
-        make_tokenizer(None).chat_template.apply(parse_chat_request(body).messages)
+        make_tokenizer(None).chat_template.apply(messages)
 
 
 @pytest.mark.parametrize("arguments", ["", "{}"])

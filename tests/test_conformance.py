@@ -99,13 +99,12 @@ def text_of(body: Any) -> str:
 
 def streamed(events: list[Any], index: int = 0) -> str:
     """The joined text of one choice."""
-    pieces = []
-    for event in events[:-1]:
-        for choice in event["choices"]:
-            if choice["index"] == index:
-                pieces.append(choice["delta"].get("content", "") if "delta" in choice
-                              else choice["text"])  # fmt: skip
-    return "".join(pieces)
+    choices = [choice for event in events[:-1] for choice in event["choices"]]
+    mine = [choice for choice in choices if choice["index"] == index]
+    return "".join(
+        choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+        for choice in mine
+    )
 
 
 def wait_until_idle(target: Target, seconds: float = 2.0) -> None:

@@ -115,12 +115,15 @@ def test_draining_lets_the_running_end_and_refuses_the_new() -> None:
 
 
 def test_draining_is_bounded() -> None:
-    with serving(repeat("x"), token_interval=0.02) as served, served.client() as client:
-        with client.stream("POST", "/v1/completions", json=LONG) as running:
-            lines = running.iter_lines()  # kept: a dropped iterator closes the connection
-            next(lines)
-            drained = asyncio.run_coroutine_threadsafe(served.gateway.drain(0.05), served.loop)
-            assert drained.result(5.0) is False
+    with (
+        serving(repeat("x"), token_interval=0.02) as served,
+        served.client() as client,
+        client.stream("POST", "/v1/completions", json=LONG) as running,
+    ):
+        lines = running.iter_lines()  # kept: a dropped iterator closes the connection
+        next(lines)
+        drained = asyncio.run_coroutine_threadsafe(served.gateway.drain(0.05), served.loop)
+        assert drained.result(5.0) is False
 
 
 def two_workers() -> list[FakeWorker]:

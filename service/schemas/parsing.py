@@ -6,7 +6,9 @@ Owns JSON decoding and the wording of type errors. Knows nothing of what any fie
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,8 +25,6 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in ``body``. NaN, Infinity and numbers beyond a double are refused."""
     try:
         value = msgspec.json.decode(body)
-    except msgspec.ValidationError as error:  # a number out of range
-        raise _described(error) from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -58,37 +58,47 @@ def _described(error: msgspec.ValidationError, path: str = "") -> InvalidRequest
 
 
 def _why_malformed(body: bytes) -> InvalidRequest:
-    """A second, slower look at a body that did not decode: a lone surrogate is told apart."""
+    """A second, slower look at a body that did not decode, to name the field where possible."""
     try:
-        path = _surrogate_path(json.loads(body), "")
+        value = json.loads(body)  # takes NaN, huge numbers and lone surrogates
+        surrogate = _path_to(value, "", _has_surrogate)
+        number = _path_to(value, "", _is_not_finite)
     except (ValueError, RecursionError):
-        path = None
-    if path is None:
-        return InvalidRequest("The body is not valid JSON in UTF-8.", code="invalid_json")
-    param = path.removeprefix(".") or None
-    return InvalidRequest(
-        f"{param or 'body'}: holds half of a surrogate pair, which is not a character.",
-        param=param,
-        code="invalid_unicode",
-    )
+        surrogate = number = None
+    if surrogate is not None:
+        return _at(surrogate, "half of a surrogate pair is not a character", "invalid_unicode")
+    if number is not None:
+        return _at(number, "must be a finite number", "invalid_json")
+    return InvalidRequest("The body is not valid JSON in UTF-8.", code="invalid_json")
 
 
-def _surrogate_path(value: Any, path: str) -> str | None:
-    if isinstance(value, str):
-        return path if _has_surrogate(value) else None
-    children: list[tuple[str, Any]] = []
+def _at(path: str, reason: str, code: str) -> InvalidRequest:
+    param = path.removeprefix(".")[:200] or None
+    return InvalidRequest(f"{param or 'body'}: {reason}.", param=param, code=code)
+
+
+def _path_to(value: Any, path: str, is_bad: Callable[[Any], bool]) -> str | None:
+    """Where the first bad value or field name stands."""
     if isinstance(value, dict):
-        if any(_has_surrogate(key) for key in value):
-            return f"{path} (a field's name)" if path else "a field's name"
-        children = [(f"{path}.{key}", child) for key, child in value.items()]
+        for key, child in value.items():
+            if is_bad(key):
+                return f"{path} (a field's name)" if path else "a field's name"
+            found = _path_to(child, f"{path}.{key}", is_bad)
+            if found is not None:
+                return found
     elif isinstance(value, list):
-        children = [(f"{path}[{index}]", child) for index, child in enumerate(value)]
-    for child_path, child in children:
-        found = _surrogate_path(child, child_path)
-        if found is not None:
-            return found[:200]
+        for index, child in enumerate(value):
+            found = _path_to(child, f"{path}[{index}]", is_bad)
+            if found is not None:
+                return found
+    elif is_bad(value):
+        return path
     return None
 
 
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
+def _has_surrogate(value: Any) -> bool:
+    return isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,0 +1,147 @@
+"""The event stream as an ASGI response, with a client made of two functions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from service.errors import InvalidRequest
+from service.sse import DONE, KEEPALIVE, EventStream, event
+
+
+@dataclass
+class Client:
+    """Collects what is sent; leaves when told to."""
+
+    sent: list[dict[str, Any]] = field(default_factory=list)
+    has_left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def receive(self) -> dict[str, Any]:
+        await self.has_left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+
+def run(test: Callable[[Client], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(test(Client()), 10.0)
+
+    asyncio.run(main())
+
+
+async def respond(stream: EventStream, client: Client) -> None:
+    await stream({"type": "http"}, client.receive, client.send)
+
+
+def test_events_end_with_done_and_the_last_message() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"{}"
+        yield b"[]"
+
+    async def test(client: Client) -> None:
+        ends: list[int] = []
+        await respond(EventStream(events(), keepalive=9.0, on_end=lambda: ends.append(1)), client)
+        assert client.status == 200
+        assert client.body == event(b"{}") + event(b"[]") + DONE
+        assert [message.get("more_body") for message in client.sent[1:]] == [True, True, False]
+        assert ends == [1]
+
+    run(test)
+
+
+def test_a_refusal_before_any_event_has_its_own_status() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        raise InvalidRequest("no", param="p")
+        yield b""
+
+    async def test(client: Client) -> None:
+        await respond(EventStream(events(), keepalive=9.0), client)
+        assert client.status == 400
+        assert client.body == InvalidRequest("no", param="p").body()
+
+    run(test)
+
+
+def test_a_refusal_after_the_headers_is_an_event() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(0.05)
+        raise InvalidRequest("late")
+        yield b""
+
+    async def test(client: Client) -> None:
+        await respond(EventStream(events(), keepalive=9.0, patience=0.01), client)
+        assert client.status == 200
+        assert client.body == event(InvalidRequest("late").body()) + DONE
+
+    run(test)
+
+
+def test_an_unexpected_failure_after_the_headers_says_nothing_of_itself() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"{}"
+        raise RuntimeError("secret")
+
+    async def test(client: Client) -> None:
+        with pytest.raises(RuntimeError):
+            await respond(EventStream(events(), keepalive=9.0), client)
+        assert b"Internal error." in client.body
+        assert b"secret" not in client.body
+        assert client.body.endswith(DONE)
+        assert client.sent[-1]["more_body"] is False
+
+    run(test)
+
+
+def test_comments_come_only_when_nothing_else_does() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(0.13)
+        for _ in range(10):
+            yield b"{}"
+            await asyncio.sleep(0.01)
+
+    async def test(client: Client) -> None:
+        await respond(EventStream(events(), keepalive=0.05), client)
+        waiting, _, flowing = client.body.partition(event(b"{}"))
+        assert waiting == KEEPALIVE * waiting.count(KEEPALIVE) != b""
+        assert KEEPALIVE not in flowing
+
+    run(test)
+
+
+@pytest.mark.parametrize("num_events", [0, 2])
+def test_a_client_that_leaves_closes_the_events(num_events: int) -> None:
+    async def test(client: Client) -> None:
+        closed = asyncio.Event()
+        ends: list[int] = []
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            try:
+                for _ in range(num_events):
+                    yield b"{}"
+                await asyncio.sleep(60.0)
+            finally:
+                closed.set()
+
+        stream = EventStream(events(), keepalive=9.0, on_end=lambda: ends.append(1))
+        responding = asyncio.create_task(respond(stream, client))
+        await asyncio.sleep(0.02)
+        client.has_left.set()
+        await responding
+        assert closed.is_set()
+        assert ends == [1]
+
+    run(test)
