@@ -32,7 +32,7 @@ from service.workers.local import LocalWorker
 from service.workers.registry import WorkerRegistry
 from service.workers.remote import RemoteWorker
 
-__all__ = ["become_worker", "gateway", "serve"]
+__all__ = ["GatewayProcess", "become_worker", "client_url", "gateway", "listen", "serve"]
 
 _BACKLOG = 2048
 _POLL_S = 0.05
@@ -48,9 +48,9 @@ def serve(config: GatewayConfig, worker: WorkerConfig) -> int:
 
     Raises ConfigError when the address cannot be listened on.
     """
-    listener = _listen(config.host, config.port)
+    listener = listen(config.host, config.port)
     child = LocalWorker(worker)
-    exit_code = asyncio.run(_GatewayProcess(config, WorkerRegistry([child]), listener).run())
+    exit_code = asyncio.run(GatewayProcess(config, WorkerRegistry([child]), listener).run())
     if exit_code == EXIT_CONFIG and not child.last_lines:
         print(f"headstart: {child.detail}", file=sys.stderr)
     return exit_code
@@ -58,13 +58,13 @@ def serve(config: GatewayConfig, worker: WorkerConfig) -> int:
 
 def gateway(config: GatewayConfig) -> int:
     """A gateway for the workers at ``config.workers``. As :func:`serve`."""
-    listener = _listen(config.host, config.port)
+    listener = listen(config.host, config.port)
     try:
         secret = read_link_secret(config.link_secret_file) if config.link_secret_file else None
     except LinkError as error:
         raise ConfigError(str(error)) from None
     workers = [RemoteWorker(endpoint, secret) for endpoint in config.workers]
-    return asyncio.run(_GatewayProcess(config, WorkerRegistry(workers), listener).run())
+    return asyncio.run(GatewayProcess(config, WorkerRegistry(workers), listener).run())
 
 
 def become_worker(worker: WorkerConfig) -> NoReturn:
@@ -90,7 +90,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _GatewayProcess:
+class GatewayProcess:
     """``listener`` is bound and listens; it is closed by the end of :meth:`run`."""
 
     def __init__(
@@ -157,14 +157,15 @@ class _GatewayProcess:
     def _on_worker_change(self, change: StateChange) -> None:
         if self._drain is not None:
             return
+        is_child = not self._config.workers
+        if is_child and change.state is WorkerState.FAILED:  # it has said why; no restart mends it
+            self._exit_code = EXIT_CONFIG
+            self._server.should_exit = True
+            return
         text = f"worker {change.worker_id} is {change.state}"
         text += f": {change.detail}" if change.detail else ""
         is_trouble = change.state in (WorkerState.LOST, WorkerState.FAILED)
         _log.log(logging.WARNING if is_trouble else logging.DEBUG, text)
-        is_child = not self._config.workers
-        if is_child and change.state is WorkerState.FAILED:  # no restart mends it
-            self._exit_code = EXIT_CONFIG
-            self._server.should_exit = True
 
     async def _announce(self) -> None:
         """Say where the server is, once requests are answered."""
@@ -172,7 +173,7 @@ class _GatewayProcess:
             await asyncio.sleep(_POLL_S)
         served = self._gateway.served
         assert served is not None
-        url = _url(self._config.host, self._listener.getsockname()[1])
+        url = client_url(self._config.host, self._listener.getsockname()[1])
         print(_banner(url, served.names[0], has_keys=self._config.has_keys), flush=True)
 
 
@@ -188,14 +189,14 @@ def _banner(url: str, model: str, *, has_keys: bool) -> str:
     )
 
 
-def _url(host: str, port: int) -> str:
+def client_url(host: str, port: int) -> str:
     """As a client on this machine would write it."""
     bare = host.strip("[]")
     bare = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bare, bare)
     return f"http://[{bare}]:{port}" if ":" in bare else f"http://{bare}:{port}"
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Bound and listening, before anything slow begins. Raises ConfigError."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)

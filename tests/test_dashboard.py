@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import gateway_kit
 import httpx
 import pytest
-import uvicorn
+from http_kit import Served, metric, repeat, serving
 from playwright.sync_api import Browser, Page, sync_playwright
-
-from service.app import create_app, uvicorn_config
-from service.config import GatewayConfig
-from service.workers.fake import FakeWorker
-from service.workers.registry import WorkerRegistry
 
 CHROMIUM_FLAGS = [
     "--headless",
@@ -31,85 +24,29 @@ CHROMIUM_FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-ANSWER = "The Danube, the Loire and the Vistula."
 WAIT_MS = 20_000
+TOKEN_INTERVAL = 0.01  # seconds
 
 
-@dataclass
-class Served:
-    url: str
-    worker: FakeWorker
-    loop: asyncio.AbstractEventLoop
-
-    def ask(self, text: str, key: str | None = None, max_tokens: int = 8) -> dict[str, int]:
-        """One answer; its prompt, cached and completion tokens."""
-        body = {
-            "model": gateway_kit.MODEL_NAME,
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": max_tokens,
-        }
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        url = f"{self.url}/v1/chat/completions"
-        response = httpx.post(url, json=body, headers=headers, timeout=30)
-        assert response.status_code == 200, response.text
-        usage = response.json()["usage"]
-        cached: int = usage["prompt_tokens_details"]["cached_tokens"]
-        return {"prompt": usage["prompt_tokens"], "cached": cached,
-                "completion": usage["completion_tokens"]}  # fmt: skip
-
-    def metric(self, name: str, **labels: str) -> float:
-        """The present value of one sample of /metrics; it must be there exactly once."""
-        found = []
-        for line in httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines():
-            match = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
-            if match and match[1] == name:
-                given = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
-                if labels.items() <= given.items():
-                    found.append(float(match[3]))
-        assert len(found) == 1, (name, labels, found)
-        return found[0]
+def ask(served: Served, text: str, key: str = "", max_tokens: int = 8) -> dict[str, int]:
+    """One answer; its prompt and cached tokens."""
+    body = {
+        "model": served.model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": max_tokens,
+    }
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with served.client(headers=headers) as client:
+        response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    usage = response.json()["usage"]
+    cached: int = usage["prompt_tokens_details"]["cached_tokens"]
+    return {"prompt": usage["prompt_tokens"], "cached": cached}
 
 
-@contextmanager
-def serving(config: GatewayConfig, token_interval: float = 0.01) -> Iterator[Served]:
-    """A gateway on a free port, in a thread of its own."""
-    ids = gateway_kit.ids_of(ANSWER) * 20
-    loop = asyncio.new_event_loop()
-    worker = FakeWorker(
-        gateway_kit.make_card(), lambda request: ids, token_interval, worker_id="local"
-    )
-    app = create_app(config, WorkerRegistry([worker]))
-    server = uvicorn.Server(uvicorn_config(app, config))
-    listener = uvicorn_config(app, config).bind_socket()
-
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_until_complete(server.serve(sockets=[listener]))
-        loop.close()
-
-    thread = threading.Thread(target=run, name="gateway")
-    thread.start()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    try:
-        wait_until_ready(url)
-        yield Served(url, worker, loop)
-    finally:
-        server.should_exit = True
-        thread.join(timeout=30)
-        listener.close()
-    assert not thread.is_alive()
-
-
-def wait_until_ready(url: str) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.05)
-    pytest.fail("the gateway did not get ready")
+def measured(served: Served, name: str, **labels: str) -> float:
+    with served.client() as client:
+        return metric(client, name, **labels)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +65,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serving(GatewayConfig(port=0)) as gateway:
+    script = repeat("The Danube, the Loire and the Vistula. ")
+    with serving(script, token_interval=TOKEN_INTERVAL) as gateway:
         yield gateway
 
 
@@ -166,13 +104,13 @@ def wait_for_value(page: Page, name: str, expected: float) -> None:
 
 def test_it_shows_what_the_metrics_say(browser: Browser, served: Served) -> None:
     question = "Name three rivers of Europe, please. " * 4
-    usages = [served.ask(text) for text in (question, question, "Hm?", question + "And a lake.")]
+    usages = [ask(served, text) for text in (question, question, "Hm?", question + "And a lake.")]
     assert usages[0]["cached"] == 0
     assert usages[1]["cached"] == usages[1]["prompt"] - 1
     page = browser.new_page()
-    seen = open_board(page, served.url)
-    queried = served.metric("headstart_prefix_cache_queries_total")
-    hit = served.metric("headstart_prefix_cache_hits_total")
+    seen = open_board(page, served.base_url)
+    queried = measured(served, "prefix_cache_queries_total")
+    hit = measured(served, "prefix_cache_hits_total")
     assert queried == sum(usage["prompt"] for usage in usages)
     assert hit == sum(usage["cached"] for usage in usages)
     assert value(page, "tokens-queried") == queried
@@ -180,30 +118,30 @@ def test_it_shows_what_the_metrics_say(browser: Browser, served: Served) -> None
     assert value(page, "hit-total") == hit / queried
     assert page.inner_text("#hit-total") == f"{100 * hit / queried:.1f} %"
     for kind in ("hit", "miss"):
-        name = "headstart_time_to_first_token_seconds_count"
-        assert value(page, f"ttft-{kind}-count") == served.metric(name, cache=kind) > 0
+        name = "time_to_first_token_seconds_count"
+        assert value(page, f"ttft-{kind}-count") == measured(served, name, cache=kind) > 0
         assert 0 < value(page, f"ttft-{kind}-p50") <= value(page, f"ttft-{kind}-p95")
     for shown, state in (("kv-locked", "locked"), ("kv-evictable", "evictable"),
                          ("kv-free", "free"), ("kv-size", "total")):  # fmt: skip
-        assert value(page, shown) == served.metric("headstart_kv_cache_blocks", state=state)
+        assert value(page, shown) == measured(served, "kv_cache_blocks", state=state)
     assert value(page, "kv-evictable") > 0
-    assert value(page, "itl-p50") >= 0.005  # a token every 10 ms
-    assert value(page, "running") == served.metric("headstart_num_requests_running") == 0
-    assert value(page, "queued") == served.metric("headstart_requests_queued") == 0
+    assert value(page, "itl-p50") >= TOKEN_INTERVAL / 2
+    assert value(page, "running") == measured(served, "num_requests_running") == 0
+    assert value(page, "queued") == measured(served, "requests_queued") == 0
     assert page.inner_text("#models") == gateway_kit.MODEL_NAME
     assert page.inner_text("#state") == "ready"
-    assert "local" in page.inner_text("#workers")
+    assert served.worker.worker_id in page.inner_text("#workers")
     assert seen.errors == []
-    assert {httpx.URL(url).netloc for url in seen.urls} == {httpx.URL(served.url).netloc}
+    assert {httpx.URL(url).netloc for url in seen.urls} == {httpx.URL(served.base_url).netloc}
     page.close()
 
 
 def test_it_lives(browser: Browser, served: Served) -> None:
     page = browser.new_page()
-    open_board(page, served.url)
+    open_board(page, served.base_url)
     before = value(page, "tokens-queried")
     caller = threading.Thread(
-        target=served.ask, args=("A long story.",), kwargs={"max_tokens": 300}
+        target=ask, args=(served, "A long story."), kwargs={"max_tokens": 300}
     )
     caller.start()
     wait_for_value(page, "running", 1)
@@ -211,11 +149,11 @@ def test_it_lives(browser: Browser, served: Served) -> None:
     assert value(page, "kv-locked") > 0
     caller.join()
     wait_for_value(page, "running", 0)
-    after = served.metric("headstart_prefix_cache_queries_total")
+    after = measured(served, "prefix_cache_queries_total")
     assert after > before
     wait_for_value(page, "tokens-queried", after)
     page.wait_for_function(
-        "document.querySelectorAll('#spark-running path.line').length === 1", timeout=WAIT_MS
+        "() => document.querySelectorAll('#spark-running path.line').length === 1", timeout=WAIT_MS
     )
     page.close()
 
@@ -225,7 +163,7 @@ def test_nothing_scrolls_sideways(
     browser: Browser, served: Served, width: int, height: int
 ) -> None:
     page = browser.new_page(viewport={"width": width, "height": height})
-    open_board(page, served.url)
+    open_board(page, served.base_url)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     hero = page.locator("#hit-recent").bounding_box()
     assert hero is not None
@@ -238,7 +176,7 @@ def test_it_is_dark_where_that_is_wanted(browser: Browser, served: Served) -> No
     contrasts = {}
     for scheme in ("light", "dark"):
         page = browser.new_page(color_scheme="dark" if scheme == "dark" else "light")
-        open_board(page, served.url)
+        open_board(page, served.base_url)
         paper = brightness(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         ink = brightness(page.evaluate("getComputedStyle(document.body).color"))
         contrasts[scheme] = paper - ink
@@ -257,7 +195,7 @@ def test_every_figure_is_named_for_those_who_cannot_see_it(
     browser: Browser, served: Served
 ) -> None:
     page = browser.new_page()
-    open_board(page, served.url)
+    open_board(page, served.base_url)
     unnamed = """() => [...document.querySelectorAll('svg')]
         .filter((svg) => svg.getAttribute('aria-hidden') !== 'true' && !svg.ariaLabel)
         .map((svg) => svg.id)"""
@@ -271,21 +209,21 @@ def test_every_figure_is_named_for_those_who_cannot_see_it(
 
 def test_a_lost_worker_is_told(browser: Browser, served: Served) -> None:
     page = browser.new_page()
-    open_board(page, served.url)
+    open_board(page, served.base_url)
     try:
-        served.loop.call_soon_threadsafe(served.worker.set_lost, "it went for a walk")
+        served.call(served.worker.set_lost, "it went for a walk")
         page.wait_for_selector("#state[data-state=lost]", timeout=WAIT_MS)
         assert "it went for a walk" in page.inner_text("#state")
         assert "it went for a walk" in page.inner_text("#workers")
     finally:
-        served.loop.call_soon_threadsafe(served.worker.set_ready)
+        served.call(served.worker.set_ready)
     page.wait_for_selector("#state[data-state=ready]", timeout=WAIT_MS)
     page.close()
 
 
 def test_a_server_that_is_gone_is_told(browser: Browser, served: Served) -> None:
     page = browser.new_page()
-    open_board(page, served.url)
+    open_board(page, served.base_url)
     page.route("**/dashboard/data", lambda route: route.abort())
     page.wait_for_selector("#state[data-state=offline]", timeout=WAIT_MS)
     assert page.inner_text("#state") == "no connection"
@@ -295,18 +233,18 @@ def test_a_server_that_is_gone_is_told(browser: Browser, served: Served) -> None
 
 
 def test_with_keys_set_it_asks_for_the_admin_key(browser: Browser) -> None:
-    config = GatewayConfig(port=0, api_keys=("client-key",), admin_keys=("admin-key",))
-    with serving(config) as gateway:
-        usage = gateway.ask("Hello there.", key="client-key")
+    keys: dict[str, Any] = {"api_keys": ("client-key",), "admin_keys": ("admin-key",)}
+    with serving(**keys) as gateway:
+        usage = ask(gateway, "Hello there.", key="client-key")
         context = browser.new_context()
         page = context.new_page()
-        page.goto(gateway.url)
+        page.goto(gateway.base_url)
         page.wait_for_selector("#key-form:visible", timeout=WAIT_MS)
         assert not page.is_visible("#board")
         page.fill("#key", "client-key")
         page.press("#key", "Enter")
         page.wait_for_function(
-            "document.getElementById('state').textContent.includes('does not open')",
+            "() => document.getElementById('state').textContent.includes('does not open')",
             timeout=WAIT_MS,
         )
         page.fill("#key", "admin-key")
@@ -317,17 +255,18 @@ def test_with_keys_set_it_asks_for_the_admin_key(browser: Browser) -> None:
         page.reload()
         page.wait_for_selector("main[aria-busy=false]", timeout=WAIT_MS)
         other_tab = context.new_page()
-        other_tab.goto(gateway.url)
+        other_tab.goto(gateway.base_url)
         other_tab.wait_for_selector("#key-form:visible", timeout=WAIT_MS)
         context.close()
 
 
 def test_the_page_is_served_with_a_strict_policy(served: Served) -> None:
-    response = httpx.get(served.url, timeout=10)
-    assert response.headers["content-type"].startswith("text/html")
-    policy = response.headers["content-security-policy"]
-    assert "unsafe" not in policy
-    assert "default-src 'self'" in policy or "default-src 'none'" in policy
-    assert not re.search(r"(?:src|href)=\"(?:https?:)?//", response.text)
-    assert httpx.get(f"{served.url}/dashboard/nothing.js", timeout=10).status_code == 404
-    assert httpx.get(f"{served.url}/dashboard/..%2Fconfig.py", timeout=10).status_code == 404
+    with served.client() as client:
+        response = client.get("/")
+        assert response.headers["content-type"].startswith("text/html")
+        policy = response.headers["content-security-policy"]
+        assert "unsafe" not in policy
+        assert policy.startswith(("default-src 'self'", "default-src 'none'"))
+        assert not re.search(r"(?:src|href)=\"(?:https?:)?//", response.text)
+        assert client.get("/dashboard/nothing.js").status_code == 404
+        assert client.get("/dashboard/..%2Fconfig.py").status_code == 404

@@ -1,0 +1,121 @@
+"""What the documents say of settings, routes, request fields and metrics is what the code has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from fastapi.routing import APIRoute
+from gateway_kit import make_card
+from prometheus_client.parser import text_string_to_metric_families
+
+from model_worker.protocol import WorkerStats
+from service import settings_document
+from service.app import create_app
+from service.config import GatewayConfig
+from service.metrics import GatewayMetrics, QueueReading, WorkerReading
+from service.request_fields import REQUEST_FIELDS, FieldKind, RequestField
+from service.settings import SETTINGS
+from service.workers.fake import FakeWorker
+from service.workers.registry import WorkerRegistry
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of every table row, headings and rules left out."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("| `")
+    ]
+    assert rows
+    return rows
+
+
+def test_the_readme_has_the_settings_table() -> None:
+    readme = (ROOT / "README.md").read_text()
+    match = re.search(r"<!-- settings:begin -->\n(.*)\n<!-- settings:end -->", readme, re.DOTALL)
+    assert match
+    assert match[1].strip() == settings_document.markdown(), "put in what headstart settings prints"
+
+
+def test_every_option_that_documents_name_exists() -> None:
+    known = {setting.flag for setting in SETTINGS}
+    known |= {"--help", "--version", "--constraint", "--no-deps", "--strict"}
+    for document in DOCUMENTS:
+        text = re.sub(r"mypy --strict", "", document.read_text())
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+        assert named <= known, (document.name, named - known)
+
+
+def test_every_route_is_documented_and_no_other() -> None:
+    card = make_card()
+    app = create_app(GatewayConfig(), WorkerRegistry([FakeWorker(card, lambda request: ())]))
+    routes = {
+        f"{method} {route.path.replace(':path', '')}"
+        for route in routes_of(app.routes)
+        for method in route.methods or ()
+    }
+    assert "POST /v1/chat/completions" in routes
+    text = (ROOT / "docs" / "api.md").read_text()
+    documented = set(re.findall(r"^\| `((?:GET|POST|DELETE|PUT) /\S*)` \|", text, re.M))
+    assert documented == routes
+
+
+def routes_of(routes: object) -> list[APIRoute]:
+    found: list[APIRoute] = []
+    assert isinstance(routes, list)
+    for route in routes:
+        if isinstance(route, APIRoute):
+            found.append(route)
+        elif (inner := getattr(route, "original_router", None)) is not None:
+            found += routes_of(inner.routes)
+    return found
+
+
+@pytest.mark.parametrize("kind", list(FieldKind))
+def test_every_request_field_is_documented_where_it_belongs(kind: FieldKind) -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    title = {
+        FieldKind.ACTS: "Fields that act",
+        FieldKind.HARMLESS: "Fields without effect",
+        FieldKind.REFUSED: "Fields that are refused",
+    }[kind]
+    section = text.split(f"## {title}\n")[1].split("\n## ")[0]
+    documented = [(row[0].strip("`"), row[1]) for row in table_rows(section)]
+    assert documented == [(f.name, endpoints(f)) for f in REQUEST_FIELDS if f.kind is kind]
+    if kind is not FieldKind.REFUSED:
+        notes = [row[2] for row in table_rows(section)]
+        assert notes == [f.note or "-" for f in REQUEST_FIELDS if f.kind is kind]
+
+
+def endpoints(field: RequestField) -> str:
+    return "both" if len(field.endpoints) == 2 else next(iter(field.endpoints)).value
+
+
+def test_every_metric_is_documented_and_no_other() -> None:
+    stats = WorkerStats(num_blocks=4)
+    metrics = GatewayMetrics(
+        lambda: [WorkerReading("local", True, stats)], lambda: QueueReading(0, 0)
+    )
+    metrics.record(3, 0.0).admitted(1, 0.0)
+    exported = set()
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        if family.name.endswith("_created"):
+            continue
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = sorted({label for s in family.samples for label in s.labels} - {"le"})
+        exported.add((name, family.type, ", ".join(labels) or "-", family.documentation))
+    rows = table_rows((ROOT / "docs" / "metrics.md").read_text())
+    documented = {(row[0].strip("`"), row[1], row[2], row[3]) for row in rows}
+    assert documented == exported
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
+        if not target.startswith("http"):
+            assert (document.parent / target).exists(), target
