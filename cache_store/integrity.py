@@ -92,6 +92,8 @@ def _checked_children(node: RadixNode, block_bytes: int) -> list[RadixNode]:
     assert node.children is None or children, "an empty list of children was kept"
     for child in children:
         assert child.parent is node, "a child has another parent"
+        assert node.children is not None
+        assert node.children.neighbours(child.tokens)[1] is child, "a child cannot be found"
     for left, right in pairwise(children):
         assert left.tokens < right.tokens, "children out of order"
         assert left.tokens[:block_bytes] != right.tokens[:block_bytes], "children share a block"

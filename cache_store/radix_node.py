@@ -8,8 +8,8 @@ million of these, hence slots, flat buffers, and no container that is not needed
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from cache_store.block_hash import Namespace
@@ -95,15 +95,17 @@ class ChildList:
     """The children of one node in the order of their tokens; never empty while in use.
 
     Kept in buckets of bounded length, so that a node with a million children pays neither a scan
-    nor a memmove of all of them to find, add or remove one.
+    nor a memmove of all of them to find, add or remove one. ``_bounds[i]`` separates the buckets
+    ``i`` and ``i + 1``: it is above all tokens in the one and not above those in the other.
     """
 
-    __slots__ = ("_buckets",)
+    __slots__ = ("_bounds", "_buckets")
 
     MAX_BUCKET = 1024
 
     def __init__(self, child: RadixNode) -> None:
         self._buckets: list[list[RadixNode]] = [[child]]
+        self._bounds: Sequence[bytes] = ()  # shared: most nodes never have a second bucket
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
@@ -120,42 +122,51 @@ class ChildList:
 
         The child that shares the longest prefix with ``key`` is one of these two.
         """
-        number, bucket, index = self._locate(key)
-        at = bucket[index] if index < len(bucket) else None
+        buckets = self._buckets
+        number = bisect_right(self._bounds, key) if self._bounds else 0
+        bucket = buckets[number]
+        index = bisect_left(bucket, key, key=_tokens_of)
+        before = at = None
         if index:
-            return bucket[index - 1], at
-        return (self._buckets[number - 1][-1] if number else None), at
+            before = bucket[index - 1]
+        elif number:
+            before = buckets[number - 1][-1]
+        if index < len(bucket):
+            at = bucket[index]
+        elif number + 1 < len(buckets):
+            at = buckets[number + 1][0]
+        return before, at
 
     def insert(self, child: RadixNode) -> None:
-        number, bucket, index = self._locate(child.tokens)
+        number, bucket, index = self._locate(child)
         bucket.insert(index, child)
         if len(bucket) > self.MAX_BUCKET:
             half = len(bucket) // 2
+            first = bucket[half]
+            # its first block only: the edge may lose the rest to a split or to eviction
+            bound = bytes(first.tokens[: len(first.tokens) // first.num_blocks])
+            self._bounds = [*self._bounds[:number], bound, *self._bounds[number:]]
             self._buckets.insert(number + 1, bucket[half:])
             del bucket[half:]
 
     def remove(self, child: RadixNode) -> None:
-        number, bucket, index = self._locate(child.tokens)
+        number, bucket, index = self._locate(child)
         assert bucket[index] is child, "the child is not where its tokens say"
         del bucket[index]
         if not bucket:
             del self._buckets[number]
+            merged = max(0, number - 1)
+            self._bounds = [*self._bounds[:merged], *self._bounds[merged + 1 :]]
 
     def replace(self, child: RadixNode, substitute: RadixNode) -> None:
         """Put ``substitute``, whose tokens begin ``child``'s edge, in ``child``'s place."""
-        _, bucket, index = self._locate(child.tokens)
+        _, bucket, index = self._locate(child)
         assert bucket[index] is child, "the child is not where its tokens say"
         bucket[index] = substitute
 
-    def _locate(self, key: TokenBytes) -> tuple[int, list[RadixNode], int]:
-        """The bucket that ``key`` belongs to, with its number, and the index inside."""
-        buckets = self._buckets
-        number = 0
-        if len(buckets) > 1:
-            number = bisect_left(buckets, key, hi=len(buckets) - 1, key=_last_tokens_of)
-        bucket = buckets[number]
-        return number, bucket, bisect_left(bucket, key, key=_tokens_of)
-
-
-def _last_tokens_of(bucket: list[RadixNode]) -> bytearray:
-    return bucket[-1].tokens
+    def _locate(self, child: RadixNode) -> tuple[int, list[RadixNode], int]:
+        """The bucket where ``child`` is or belongs, with its number, and the index inside."""
+        tokens = child.tokens
+        number = bisect_right(self._bounds, tokens) if self._bounds else 0
+        bucket = self._buckets[number]
+        return number, bucket, bisect_left(bucket, tokens, key=_tokens_of)

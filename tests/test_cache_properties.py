@@ -5,7 +5,7 @@ block the whole prefix whose keys and values a real step would have written ther
 is shared, overwritten, freed or copied wrongly shows up as a row with the wrong prefix.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import settings
@@ -18,7 +18,9 @@ from cache_store.eviction import EVICTION_POLICIES, make_eviction_policy
 from cache_store.prefix_cache import PrefixCache
 
 NAMESPACES = (Namespace("f"), Namespace("f", cache_salt="s"))
-TOKEN_LISTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+NAMESPACE_CHOICE = st.sampled_from((*NAMESPACES, NAMESPACES[0]))
+TOKEN_LISTS = st.lists(st.integers(0, 1), min_size=4, max_size=14)
+INDICES = st.integers(0, 9)
 Prefix = tuple[int, ...]
 
 
@@ -30,7 +32,6 @@ class Run:
     ids: list[int]
     num_computed: int = 0
     is_admitted: bool = False
-    committed: list[Prefix] = field(default_factory=list)
 
     @property
     def array(self) -> np.ndarray:
@@ -48,7 +49,7 @@ def num_common(left: Prefix, right: Prefix) -> int:
 
 class CacheMachine(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(2, 24),
+        num_blocks=st.sampled_from((200, 24, 8, 4)),
         block_size=st.integers(1, 4),
         policy=st.sampled_from(EVICTION_POLICIES),
     )
@@ -72,15 +73,57 @@ class CacheMachine(RuleBasedStateMachine):
         for position in range(num_tokens):
             assert self.rows[self.slot(run, position)] == tuple(run.ids[: position + 1])
 
-    def note_drops(self) -> None:
-        self.was_dropped |= self.cache.stats().evicted_total > 0
+    # ------------------------------------------------------------ what requests do
 
-    def store(self, run: Run, num_tokens: int) -> None:
-        self.stored[run.lease.namespace].add(tuple(run.ids[:num_tokens]))
+    def begin(self, namespace: Namespace, ids: list[int]) -> Run:
+        match = self.cache.match(namespace, np.array(ids, dtype=np.int32))
+        run = Run(self.cache.acquire(match), list(ids))
+        assert run.lease.num_cached_tokens == match.num_tokens
+        self.check_rows(run, match.num_block_tokens)
+        self.runs.append(run)
+        return run
+
+    def grow(self, run: Run, num_tokens: int, num_lookahead: int = 0) -> bool:
+        before, table = self.cache.stats(), list(run.lease.block_ids)
+        if not self.cache.allocate(run.lease, num_tokens, num_lookahead):
+            assert self.cache.stats() == before
+            assert run.lease.block_ids == table
+            return False
+        assert run.lease.block_ids[: len(table)] == table
+        assert len(run.lease.block_ids) * self.block_size >= num_tokens + num_lookahead
+        self.was_dropped |= self.cache.stats().evicted_total > 0
+        return True
+
+    def compute(self, run: Run, end: int) -> None:
+        """One step: the row copy if there is one, then the rows up to ``end``."""
+        copy = run.lease.pending_copy
+        if copy is not None:
+            for row in range(copy.num_rows):
+                self.rows[copy.target_block_id, row] = self.rows[copy.source_block_id, row]
+            self.cache.copied(run.lease)
+        if not run.is_admitted:
+            run.is_admitted = True
+            run.num_computed = run.lease.num_cached_tokens
+            self.check_rows(run, run.num_computed)
+        for position in range(run.num_computed, end):
+            self.rows[self.slot(run, position)] = tuple(run.ids[: position + 1])
+        run.num_computed = max(run.num_computed, end)
+
+    def end(self, run: Run) -> None:
+        num_claimed = run.num_computed
+        if run.is_admitted:
+            self.stored[run.lease.namespace].add(tuple(run.ids[: run.num_computed]))
+        elif run.lease.pending_copy is not None:
+            num_claimed = run.lease.num_cached_tokens  # the cache has to know better
+        self.cache.release(run.lease, run.array, num_claimed)
+        self.runs.remove(run)
+
+    def pick(self, index: int) -> Run:
+        return self.runs[index % len(self.runs)]
 
     # ------------------------------------------------------------ rules
 
-    @rule(namespace=st.sampled_from(NAMESPACES), ids=TOKEN_LISTS)
+    @rule(namespace=NAMESPACE_CHOICE, ids=TOKEN_LISTS)
     def match(self, namespace: Namespace, ids: list[int]) -> None:
         match = self.cache.match(namespace, np.array(ids, dtype=np.int32))
         expected = self.expected_match(namespace, ids)
@@ -89,90 +132,76 @@ class CacheMachine(RuleBasedStateMachine):
         assert match.num_tokens == match.num_block_tokens + num_rows
         assert match.num_block_tokens % self.block_size == 0
         assert num_rows < self.block_size
-        if match.partial:
-            for row in range(num_rows):
-                prefix = tuple(ids[: match.num_block_tokens + row + 1])
-                assert self.rows[match.partial.block_id, row] == prefix
+        for row in range(num_rows):
+            assert match.partial is not None
+            prefix = tuple(ids[: match.num_block_tokens + row + 1])
+            assert self.rows[match.partial.block_id, row] == prefix
 
-    @rule(namespace=st.sampled_from(NAMESPACES), ids=TOKEN_LISTS)
+    @rule(namespace=NAMESPACE_CHOICE, ids=TOKEN_LISTS)
+    def serve(self, namespace: Namespace, ids: list[int]) -> None:
+        """A whole request between two steps of the others."""
+        run = self.begin(namespace, ids)
+        if self.grow(run, len(ids)):
+            self.compute(run, len(ids))
+        self.end(run)
+
+    @rule(namespace=NAMESPACE_CHOICE, ids=TOKEN_LISTS)
     def acquire(self, namespace: Namespace, ids: list[int]) -> None:
-        match = self.cache.match(namespace, np.array(ids, dtype=np.int32))
-        run = Run(self.cache.acquire(match), list(ids))
-        assert run.lease.num_cached_tokens == match.num_tokens
-        self.check_rows(run, match.num_block_tokens)
-        self.runs.append(run)
+        self.begin(namespace, ids)
 
     @precondition(lambda self: self.runs)
-    @rule(data=st.data(), num_more=st.integers(0, 8), num_lookahead=st.integers(0, 3))
-    def allocate(self, data: st.DataObject, num_more: int, num_lookahead: int) -> None:
-        run = data.draw(st.sampled_from(self.runs))
-        before, table = self.cache.stats(), list(run.lease.block_ids)
-        num_tokens = min(len(run.ids), max(run.num_computed, 1) + num_more)
-        if not self.cache.allocate(run.lease, num_tokens, num_lookahead):
-            assert self.cache.stats() == before
-            assert run.lease.block_ids == table
-            return
-        assert run.lease.block_ids[: len(table)] == table
-        assert len(run.lease.block_ids) * self.block_size >= num_tokens + num_lookahead
-        self.note_drops()
+    @rule(index=INDICES)
+    def acquire_twin(self, index: int) -> None:
+        """A second request computes what a running one is computing: duplicates."""
+        twin = self.pick(index)
+        self.begin(twin.lease.namespace, twin.ids)
 
     @precondition(lambda self: self.runs)
-    @rule(data=st.data())
-    def compute(self, data: st.DataObject) -> None:
-        """A step: the row copy, then new rows as far as there are blocks."""
-        run = data.draw(st.sampled_from(self.runs))
-        lease, block_size = run.lease, self.block_size
-        num_slots = min(len(run.ids), len(lease.block_ids) * block_size)
-        copy = lease.pending_copy
-        if copy is not None:
-            for row in range(copy.num_rows):
-                self.rows[copy.target_block_id, row] = self.rows[copy.source_block_id, row]
-            self.cache.copied(lease)
-        if not run.is_admitted:
-            if copy is None and lease.num_cached_tokens > len(lease.block_ids) * block_size:
-                return  # its first own block is still missing
-            if copy is None and lease.num_cached_tokens % block_size:
-                return
-            run.is_admitted = True
-            run.num_computed = lease.num_cached_tokens
-            self.check_rows(run, run.num_computed)
-        end = data.draw(st.integers(run.num_computed, max(run.num_computed, num_slots)))
-        for position in range(run.num_computed, end):
-            self.rows[self.slot(run, position)] = tuple(run.ids[: position + 1])
-        run.num_computed = end
+    @rule(index=INDICES, num_more=st.integers(1, 12), num_lookahead=st.integers(0, 3))
+    def allocate(self, index: int, num_more: int, num_lookahead: int) -> None:
+        run = self.pick(index)
+        self.grow(run, min(len(run.ids), run.num_computed + num_more), num_lookahead)
+
+    @precondition(lambda self: self.runs)
+    @rule(index=INDICES, num_more=st.integers(1, 12), commits=st.booleans())
+    def step(self, index: int, num_more: int, commits: bool) -> None:
+        run = self.pick(index)
+        start = run.num_computed if run.is_admitted else run.lease.num_cached_tokens
+        end = min(len(run.ids), start + num_more)
+        if self.grow(run, end):
+            self.compute(run, end)
+            if commits:
+                self.do_commit(run)
 
     @precondition(lambda self: any(run.is_admitted for run in self.runs))
-    @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
-        run = data.draw(st.sampled_from([run for run in self.runs if run.is_admitted]))
+    @rule(index=INDICES)
+    def commit(self, index: int) -> None:
+        admitted = [run for run in self.runs if run.is_admitted]
+        self.do_commit(admitted[index % len(admitted)])
+
+    def do_commit(self, run: Run) -> None:
         self.cache.commit(run.lease, run.array, run.num_computed)
-        self.store(run, run.num_computed // self.block_size * self.block_size)
+        num_full = run.num_computed // self.block_size * self.block_size
+        self.stored[run.lease.namespace].add(tuple(run.ids[:num_full]))
 
     @precondition(lambda self: self.runs)
-    @rule(data=st.data())
-    def append(self, data: st.DataObject) -> None:
-        run = data.draw(st.sampled_from(self.runs))
-        run.ids += data.draw(st.lists(st.integers(0, 1), max_size=3))
+    @rule(index=INDICES, more=st.lists(st.integers(0, 1), min_size=1, max_size=5))
+    def append(self, index: int, more: list[int]) -> None:
+        self.pick(index).ids += more
 
     @precondition(lambda self: self.runs)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    @rule(index=INDICES)
+    def release(self, index: int) -> None:
         """At any moment: before an allocate, before the copy, in the midst of a prompt."""
-        run = data.draw(st.sampled_from(self.runs))
-        num_claimed = run.num_computed if run.is_admitted else 0
-        if run.lease.pending_copy is not None:
-            num_claimed = run.lease.num_cached_tokens  # the cache has to know better
-        elif run.is_admitted:
-            self.store(run, run.num_computed)
-        self.cache.release(run.lease, run.array, num_claimed)
-        self.runs.remove(run)
+        self.end(self.pick(index))
 
+    @precondition(lambda self: self.cache.stats().num_evictable > 5)
     @rule()
     def reset(self) -> None:
         num_evictable = self.cache.stats().num_evictable
         assert self.cache.reset() == num_evictable
         assert self.cache.stats().num_evictable == 0
-        self.was_dropped |= num_evictable > 0
+        self.was_dropped = True
 
     # ------------------------------------------------------------ always
 
@@ -195,6 +224,6 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, print_blob=True
+    max_examples=150, stateful_step_count=40, deadline=None, print_blob=True
 )
 TestCacheProperties = CacheMachine.TestCase

@@ -353,3 +353,20 @@ def test_children_across_buckets_have_neighbours(monkeypatch: pytest.MonkeyPatch
         assert num_matched(tree, tokens(first + 1, 0)) == 0
     tree.evict(3)
     check_tree(tree, {})
+
+
+def test_buckets_survive_the_shortening_of_the_edges_they_begin_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ChildList, "MAX_BUCKET", 2)
+    tree = make_tree(block_size=2)
+    filler = Filler(tree)
+    for first in (1, 2, 3, 4, 5, 6):
+        filler.store(tokens(first, range(50, 57)))
+    for first in (6, 4, 2, 1, 3, 5):
+        filler.store(tokens(first, 50, 99, 99))
+        check_tree(tree, {})
+    for _ in range(tree.num_cached):
+        assert len(tree.evict(1)) == 1
+        check_tree(tree, {})
+    assert tree.roots == {}
