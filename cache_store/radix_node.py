@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from cache_store.block_hash import Namespace
-from cache_store.token_bytes import TokenBytes
+from cache_store.token_bytes import TOKEN_BYTES, TokenBytes
 
 
 class RadixNode:
@@ -97,15 +97,19 @@ class ChildList:
     Kept in buckets of bounded length, so that a node with a million children pays neither a scan
     nor a memmove of all of them to find, add or remove one. ``_bounds[i]`` separates the buckets
     ``i`` and ``i + 1``: it is above all tokens in the one and not above those in the other.
+    ``_heads[i]`` holds the first token of each child, so that a search touches one flat array and
+    few of the children, which are cold memory. Both are empty, and shared, in the many lists that
+    never have a second bucket.
     """
 
-    __slots__ = ("_bounds", "_buckets")
+    __slots__ = ("_bounds", "_buckets", "_heads")
 
     MAX_BUCKET = 1024
 
     def __init__(self, child: RadixNode) -> None:
         self._buckets: list[list[RadixNode]] = [[child]]
-        self._bounds: Sequence[bytes] = ()  # shared: most nodes never have a second bucket
+        self._bounds: Sequence[bytes] = ()
+        self._heads: Sequence[array[int]] = ()
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
@@ -123,9 +127,7 @@ class ChildList:
         The child that shares the longest prefix with ``key`` is one of these two.
         """
         buckets = self._buckets
-        number = bisect_right(self._bounds, key) if self._bounds else 0
-        bucket = buckets[number]
-        index = bisect_left(bucket, key, key=_tokens_of)
+        number, bucket, index = self._locate(key)
         before = at = None
         if index:
             before = bucket[index - 1]
@@ -138,35 +140,64 @@ class ChildList:
         return before, at
 
     def insert(self, child: RadixNode) -> None:
-        number, bucket, index = self._locate(child)
+        number, bucket, index = self._locate(child.tokens)
         bucket.insert(index, child)
+        if self._heads:
+            self._heads[number].insert(index, _head(child.tokens))
         if len(bucket) > self.MAX_BUCKET:
-            half = len(bucket) // 2
-            first = bucket[half]
-            # its first block only: the edge may lose the rest to a split or to eviction
-            bound = bytes(first.tokens[: len(first.tokens) // first.num_blocks])
-            self._bounds = [*self._bounds[:number], bound, *self._bounds[number:]]
-            self._buckets.insert(number + 1, bucket[half:])
-            del bucket[half:]
+            self._halve(number)
 
     def remove(self, child: RadixNode) -> None:
-        number, bucket, index = self._locate(child)
+        number, bucket, index = self._locate(child.tokens)
         assert bucket[index] is child, "the child is not where its tokens say"
         del bucket[index]
+        if self._heads:
+            del self._heads[number][index]
         if not bucket:
             del self._buckets[number]
             merged = max(0, number - 1)
             self._bounds = [*self._bounds[:merged], *self._bounds[merged + 1 :]]
+            self._heads = [*self._heads[:number], *self._heads[number + 1 :]]
 
     def replace(self, child: RadixNode, substitute: RadixNode) -> None:
         """Put ``substitute``, whose tokens begin ``child``'s edge, in ``child``'s place."""
-        _, bucket, index = self._locate(child)
+        _, bucket, index = self._locate(child.tokens)
         assert bucket[index] is child, "the child is not where its tokens say"
         bucket[index] = substitute
 
-    def _locate(self, child: RadixNode) -> tuple[int, list[RadixNode], int]:
-        """The bucket where ``child`` is or belongs, with its number, and the index inside."""
-        tokens = child.tokens
-        number = bisect_right(self._bounds, tokens) if self._bounds else 0
+    def _locate(self, key: TokenBytes) -> tuple[int, list[RadixNode], int]:
+        """The bucket that ``key`` belongs to, with its number, and the index inside."""
+        if not self._heads:
+            bucket = self._buckets[0]
+            return 0, bucket, bisect_left(bucket, key, key=_tokens_of)
+        number = bisect_right(self._bounds, key)
         bucket = self._buckets[number]
-        return number, bucket, bisect_left(bucket, tokens, key=_tokens_of)
+        head = _head(key)
+        low = bisect_left(self._heads[number], head)
+        high = bisect_right(self._heads[number], head, low)
+        return number, bucket, bisect_left(bucket, key, low, high, key=_tokens_of)
+
+    def _halve(self, number: int) -> None:
+        bucket = self._buckets[number]
+        half = len(bucket) // 2
+        first = bucket[half]
+        # its first block only: the edge may lose the rest to a split or to eviction
+        bound = bytes(first.tokens[: len(first.tokens) // first.num_blocks])
+        heads = self._heads[number] if self._heads else array("I", map(_head_of, bucket))
+        self._heads = [
+            *self._heads[:number],
+            heads[:half],
+            heads[half:],
+            *self._heads[number + 1 :],
+        ]
+        self._bounds = [*self._bounds[:number], bound, *self._bounds[number:]]
+        self._buckets[number : number + 1] = [bucket[:half], bucket[half:]]
+
+
+def _head(tokens: TokenBytes) -> int:
+    """The first token: the one part of an edge that neither a split nor eviction can take off."""
+    return int.from_bytes(tokens[:TOKEN_BYTES], "big")
+
+
+def _head_of(node: RadixNode) -> int:
+    return _head(node.tokens)

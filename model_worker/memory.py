@@ -69,12 +69,15 @@ def plan_memory(
             f"block of {spec.block_size} tokens takes {_size(spec.bytes_per_block)}; raise "
             "--kv-cache-memory"
         )
-    needed = num_blocks_for(max_model_len, spec.block_size)
+    # One block more than its tokens fill: a partial hit also holds the block that it copies from.
+    needed = num_blocks_for(max_model_len, spec.block_size) + 1
     if num_blocks < needed:
+        fitting = (num_blocks - 1) * spec.block_size
+        lower = f"lower --max-model-len to {fitting} or " if fitting else ""
         raise ModelLoadError(
-            f"The KV pool of {_size(budget_bytes)} holds {num_blocks * spec.block_size:,} tokens, "
-            f"fewer than --max-model-len {max_model_len} ({_size(needed * spec.bytes_per_block)}):"
-            f" lower --max-model-len to {num_blocks * spec.block_size} or raise --kv-cache-memory"
+            f"The KV pool of {_size(budget_bytes)} holds {num_blocks} blocks of "
+            f"{spec.block_size} tokens; --max-model-len {max_model_len} needs {needed} "
+            f"({_size(needed * spec.bytes_per_block)}): {lower}raise --kv-cache-memory"
         )
     return MemoryBill(
         kv_bytes_per_token=spec.bytes_per_token,

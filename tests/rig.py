@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from cache_store.block import KVCacheSpec
+from cache_store.block_hash import Namespace
 from cache_store.cache import Cache
 from cache_store.eviction import make_eviction_policy
 from cache_store.null_cache import NullCache
@@ -35,6 +36,7 @@ from model_worker.scheduler import Scheduler
 MAX_LOGIT_DIFFERENCE = 2e-4
 TIE_GAP = 4e-4
 LINK = "link"
+FINGERPRINT = "rig"
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class EngineRig:
         )
         self._model = model
         limits = EngineLimits(
-            fingerprint="rig",
+            fingerprint=FINGERPRINT,
             block_size=options.block_size,
             max_model_len=options.max_model_len,
             vocab_size=model.config.vocab_size,
@@ -212,6 +214,14 @@ class EngineRig:
 
     def tokens(self, name: str) -> tuple[int, ...]:
         return tuple(token for output in self.outputs[name] for token in output.token_ids)
+
+    def block_ids_of(self, prompt: Sequence[int]) -> list[int]:
+        """The tree's blocks of a prompt that was served before."""
+        ids = np.asarray(prompt, dtype=np.int32)
+        lease = self.cache.acquire(self.cache.match(Namespace(FINGERPRINT), ids))
+        block_ids = list(lease.block_ids)
+        self.cache.release(lease, ids, lease.num_cached_tokens)
+        return block_ids
 
     def num_cached(self, name: str) -> int:
         cached = [

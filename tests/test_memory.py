@@ -148,6 +148,6 @@ def test_less_than_one_conversation() -> None:
     with pytest.raises(ModelLoadError) as caught:
         plan_memory(LLAMA_70B, 10 * LLAMA_70B.bytes_per_block, 161)
     assert str(caught.value) == (
-        "The KV pool of 50.00 MiB holds 160 tokens, fewer than --max-model-len 161 (55.00 MiB): "
-        "lower --max-model-len to 160 or raise --kv-cache-memory"
+        "The KV pool of 50.00 MiB holds 10 blocks of 16 tokens; --max-model-len 161 needs 12 "
+        "(60.00 MiB): lower --max-model-len to 144 or raise --kv-cache-memory"
     )

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from cache_store.block_hash import Namespace
 from model_worker.loader.rope import pin_rope
 from tests.models import FAMILIES, VOCAB_SIZE, build_model
 from tests.rig import EngineRig, Reference, RigOptions, greedy, reference_answer
@@ -39,15 +38,6 @@ def reference_of(family: str, prompt: tuple[int, ...], num_tokens: int = NEW_TOK
 
 def references(family: str, prompts: Mapping[str, list[int]]) -> dict[str, Reference]:
     return {name: reference_of(family, tuple(prompt)) for name, prompt in prompts.items()}
-
-
-def block_ids_of(rig: EngineRig, prompt: list[int]) -> list[int]:
-    """The tree's blocks of a prompt that was served before."""
-    ids = np.asarray(prompt, dtype=np.int32)
-    lease = rig.cache.acquire(rig.cache.match(Namespace("rig"), ids))
-    block_ids = list(lease.block_ids)
-    rig.cache.release(lease, ids, lease.num_cached_tokens)
-    return block_ids
 
 
 def shared_prefix_prompts(count: int, prefix: int = 45) -> dict[str, list[int]]:
@@ -185,7 +175,7 @@ def test_negative_control_one_wrong_block_fails_the_gate(family: str) -> None:
     prompt = token_ids(70, seed=2)
     wanted = reference_of(family, tuple(prompt))
     rig.check({"cold": wanted}).assert_passes()
-    second, third = block_ids_of(rig, prompt)[1:3]
+    second, third = rig.block_ids_of(prompt)[1:3]
     for tensor in (rig.tier.keys, rig.tier.values):
         tensor[:, second] = tensor[:, third]
     with pytest.raises(AssertionError):
@@ -197,6 +187,6 @@ def test_negative_control_one_wrong_row_fails_the_gate() -> None:
     base = token_ids(50, seed=5)
     wanted = reference_of("llama", tuple(base))
     rig.check({"cold": wanted}).assert_passes()
-    rig.tier.values[:, block_ids_of(rig, base)[3], 4] += 0.5
+    rig.tier.values[:, rig.block_ids_of(base)[3], 4] += 0.5
     with pytest.raises(AssertionError):
         rig.check({"warm": wanted}).assert_passes()

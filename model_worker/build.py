@@ -1,0 +1,182 @@
+"""What a worker is made of, built and joined: from a WorkerConfig to an engine that can serve.
+
+The larger half of the worker's composition root: ``model_worker.__main__`` owns the process, this
+owns the parts. Everything is built here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cache_store.block_hash import HASH_VERSION
+from cache_store.cache import Cache
+from cache_store.eviction import make_eviction_policy
+from cache_store.null_cache import NullCache
+from cache_store.prefix_cache import PrefixCache
+from cache_store.tiers.device import DeviceTier
+from model_worker.attention.backend import AttentionBackend, register_attention
+from model_worker.attention.cpu import CpuFlashBackend
+from model_worker.attention.sdpa import SdpaBackend
+from model_worker.coalescer import Coalescer
+from model_worker.engine import Engine, EngineLimits
+from model_worker.loader import (
+    LoadedModel,
+    ModelLoadError,
+    Progress,
+    load_model,
+    resolve_model,
+)
+from model_worker.memory import MemoryBill
+from model_worker.model_runner import ModelRunner
+from model_worker.pacer import PrefillPacer
+from model_worker.pool_budget import plan_pool
+from model_worker.protocol import AddRequest, ModelCard, SamplingParams, WorkerConfig
+from model_worker.sampler import Sampler
+from model_worker.scheduler import Scheduler
+
+MAX_BATCHED_TOKENS_CPU = 512  # some two seconds a step for a small model: arrivals wait that long
+MAX_BATCHED_TOKENS_CUDA = 8192
+WARM_UP_PROMPT_TOKENS = 64
+WARM_UP_OUTPUT_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class WorkerParts:
+    """What is built once. Engines are cheap and share it: one warms up, the next one serves."""
+
+    loaded: LoadedModel
+    bill: MemoryBill
+    cache: Cache
+    runner: ModelRunner
+    pacer: PrefillPacer
+    config: WorkerConfig
+
+    def new_engine(self) -> Engine:
+        block_size = self.config.block_size
+        is_sharing = self.config.cache == "prefix"
+        scheduler = Scheduler(
+            self.cache,
+            self.pacer,
+            block_size=block_size,
+            max_num_seqs=self.config.max_num_seqs,
+            eos_token_ids=self.loaded.eos_token_ids,
+            coalescer=Coalescer(block_size) if is_sharing else None,
+        )
+        limits = EngineLimits(
+            fingerprint=self.loaded.fingerprint,
+            block_size=block_size,
+            max_model_len=self.loaded.max_model_len,
+            vocab_size=self.loaded.vocab_size,
+            max_num_waiting=self.config.max_num_waiting,
+        )
+        return Engine(scheduler, self.runner, self.cache, self.pacer, limits, time.monotonic)
+
+
+def build_worker(config: WorkerConfig, progress: Progress) -> WorkerParts:
+    """Load the model and allocate its pool. Raises ModelLoadError."""
+    device = _choose_device(config.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+    register_attention()
+    cache_dir = None if config.model_cache_dir is None else Path(config.model_cache_dir)
+    source = resolve_model(config.model, cache_dir, progress)
+    loaded = load_model(
+        source,
+        device=device,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        progress=progress,
+    )
+    bill = plan_pool(config, loaded.kv_spec, loaded.max_model_len, device)
+    for line in bill.lines(loaded.kv_spec):
+        progress(line)
+    tier = _allocate(loaded, bill)
+    max_batched = config.max_num_batched_tokens or (
+        MAX_BATCHED_TOKENS_CPU if device.type == "cpu" else MAX_BATCHED_TOKENS_CUDA
+    )
+    return WorkerParts(
+        loaded=loaded,
+        bill=bill,
+        cache=_build_cache(config, bill.num_blocks),
+        runner=ModelRunner(loaded.model, tier, _choose_backend(tier), Sampler()),
+        pacer=PrefillPacer(config.max_itl_factor, max(max_batched, config.max_num_seqs + 1)),
+        config=config,
+    )
+
+
+def model_card(config: WorkerConfig, parts: WorkerParts) -> ModelCard:
+    loaded = parts.loaded
+    return ModelCard(
+        model=config.model,
+        served_model_names=config.served_model_names or (config.model,),
+        fingerprint=loaded.fingerprint,
+        block_size=config.block_size,
+        hash_version=HASH_VERSION,
+        max_model_len=loaded.max_model_len,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+        tokenizer_files=loaded.tokenizer_files,
+        kv_bytes_per_token=loaded.kv_spec.bytes_per_token,
+        num_blocks=parts.bill.num_blocks,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=str(loaded.device),
+    )
+
+
+def _choose_device(requested: str) -> torch.device:
+    if requested == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadError("--device cuda: torch sees no CUDA device")
+    return torch.device(requested)
+
+
+def _choose_backend(tier: DeviceTier) -> AttentionBackend:
+    return CpuFlashBackend(tier) if tier.keys.device.type == "cpu" else SdpaBackend(tier)
+
+
+def _allocate(loaded: LoadedModel, bill: MemoryBill) -> DeviceTier:
+    try:
+        return DeviceTier(loaded.kv_spec, bill.num_blocks, loaded.dtype, loaded.device)
+    except RuntimeError as error:
+        raise ModelLoadError(
+            f"the KV pool of {bill.pool_bytes / 2**30:.2f} GiB cannot be allocated on "
+            f"{loaded.device}: lower --kv-cache-memory"
+        ) from error
+
+
+def _build_cache(config: WorkerConfig, num_blocks: int) -> Cache:
+    if config.cache == "none":
+        return NullCache(num_blocks, config.block_size)
+    policy = make_eviction_policy(config.eviction_policy)
+    return PrefixCache(num_blocks, config.block_size, policy)
+
+
+def warm_up(parts: WorkerParts) -> None:
+    """A real request through a real engine: kernels are set up, and the pacer has measured what
+    a decode step and a prefill token cost before the first client asks."""
+    engine = parts.new_engine()
+    length = min(WARM_UP_PROMPT_TOKENS, parts.loaded.max_model_len - WARM_UP_OUTPUT_TOKENS)
+    prompt = np.random.default_rng(0).integers(0, parts.loaded.vocab_size, max(length, 1))
+    for number in range(2):  # the first one also pays for lazy set-up
+        engine.add_request(
+            "warm-up",
+            AddRequest(
+                request_id=str(number),
+                prompt_token_ids=prompt.astype("<i4").tobytes(),
+                sampling_params=SamplingParams(
+                    max_tokens=WARM_UP_OUTPUT_TOKENS, temperature=0.0, ignore_eos=True
+                ),
+                cache_salt=f"warm-up {number}",
+            ),
+        )
+        while engine.has_work:
+            engine.step()
+    parts.cache.reset()
