@@ -182,12 +182,24 @@ def test_the_state_check_sees(source: str, found: list[str]) -> None:
 
 
 def environment_reads(tree: ast.AST) -> list[int]:
-    """Lines that touch the process's environment."""
+    """Lines that read the process's environment.
+
+    A statement that only sets what a library will read, `os.environ.setdefault(...)` with its
+    result unused, is none.
+    """
     names = {"environ", "environb", "getenv", "getenvb"}
+    only_set = {
+        id(node.value.func.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Attribute)
+        and node.value.func.attr == "setdefault"
+    }
     lines = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id == "os" and node.attr in names:
+            if node.value.id == "os" and node.attr in names and id(node) not in only_set:
                 lines.append(node.lineno)
         elif isinstance(node, ast.ImportFrom) and node.module == "os":
             lines += [node.lineno for alias in node.names if alias.name in names]
@@ -204,8 +216,16 @@ def test_only_the_configuration_reads_the_environment(file: Path) -> None:
 
 
 def test_the_environment_check_sees() -> None:
-    source = "import os\nos.environ['A']\nos.getenv('B')\nfrom os import environ\nos.path"
-    assert environment_reads(ast.parse(source)) == [2, 3, 4]
+    source = """import os
+os.environ['A']
+os.getenv('B')
+from os import environ
+os.path
+os.environ.setdefault('C', 'D')
+e = os.environ.setdefault('E', 'F')
+os.environ.get('G')
+"""
+    assert environment_reads(ast.parse(source)) == [2, 3, 4, 7, 8]
 
 
 @pytest.mark.parametrize("file", module_files(), ids=module_name)
