@@ -236,7 +236,8 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, float, float | None, str
         held = memory["held_bytes_per_million_blocks"] / 1e6
         yield f"held, {shape}", held, GOALS["held_bytes_per_million_blocks"] / 1e6, "MB per million"
         for count, evicting in memory["evict_by_blocks_per_call"].items():
-            goal = GOALS["evict_s_per_million_blocks"]
+            # the goal is for dropping them all; block by block is what a slow decode does
+            goal = GOALS["evict_s_per_million_blocks"] if count != "1" else None
             seconds = evicting["s_per_million_blocks"]
             yield f"evicted by {count}, {shape}", seconds, goal, "s per million"
     for match in result["match"]:

@@ -69,8 +69,7 @@ class RadixNode:
 
     def remove_child(self, child: RadixNode) -> None:
         assert self.children is not None
-        self.children.remove(child)
-        if not self.children:
+        if self.children.remove(child):
             self.children = None
 
     def __lt__(self, other: RadixNode) -> bool:
@@ -111,9 +110,6 @@ class ChildList:
         self._bounds: Sequence[bytes] = ()
         self._heads: Sequence[array[int]] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self._buckets)
-
     def __len__(self) -> int:
         return sum(map(len, self._buckets))
 
@@ -147,7 +143,8 @@ class ChildList:
         if len(bucket) > self.MAX_BUCKET:
             self._halve(number)
 
-    def remove(self, child: RadixNode) -> None:
+    def remove(self, child: RadixNode) -> bool:
+        """Take ``child`` out; whether it was the last."""
         number, bucket, index = self._locate(child.tokens)
         assert bucket[index] is child, "the child is not where its tokens say"
         del bucket[index]
@@ -158,6 +155,7 @@ class ChildList:
             merged = max(0, number - 1)
             self._bounds = [*self._bounds[:merged], *self._bounds[merged + 1 :]]
             self._heads = [*self._heads[:number], *self._heads[number + 1 :]]
+        return not self._buckets
 
     def replace(self, child: RadixNode, substitute: RadixNode) -> None:
         """Put ``substitute``, whose tokens begin ``child``'s edge, in ``child``'s place."""

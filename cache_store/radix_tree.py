@@ -211,7 +211,7 @@ class RadixTree:
             leaf = self.queue.peek()
             if leaf is None:
                 break
-            excess = leaf.num_blocks - (num_blocks - len(evicted))
+            excess = len(leaf.block_ids) + len(evicted) - num_blocks
             if excess > 0:
                 evicted.extend(leaf.block_ids[excess:])
                 del leaf.block_ids[excess:]
