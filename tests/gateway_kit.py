@@ -11,10 +11,9 @@ import hashlib
 import tempfile
 from pathlib import Path
 
-import models
-
 from model_worker.protocol import ModelCard, TokenizerFile
 from service.tokenizer import ModelTokenizer
+from tests import models
 
 MODEL_NAME = "tiny"
 MAX_MODEL_LEN = 2048

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 from fastapi import FastAPI
-from gateway_kit import MODEL_NAME, byte_ids_of, make_card
 from prometheus_client.parser import text_string_to_metric_families
 
 from model_worker.protocol import AddRequest, ModelCard
@@ -23,6 +22,7 @@ from service.config import GatewayConfig
 from service.gateway import Gateway
 from service.workers.fake import FakeWorker
 from service.workers.registry import WorkerRegistry
+from tests.gateway_kit import MODEL_NAME, byte_ids_of, make_card
 
 _T = TypeVar("_T")
 

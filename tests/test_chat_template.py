@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import models
 import pytest
-from gateway_kit import MODEL_NAME, make_card, make_tokenizer
-from http_kit import serving
 
 from service.errors import InvalidRequest
 from service.schemas.chat import parse_chat_request
+from tests import models
+from tests.gateway_kit import MODEL_NAME, make_card, make_tokenizer
+from tests.http_kit import serving
 
 STRICT_TEMPLATE = (
     "{% for message in messages %}"

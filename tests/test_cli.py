@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from http_kit import say, serving
 
 from model_worker.protocol import EXIT_CONFIG
 from service import __version__, cli
+from tests.http_kit import say, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -20,10 +20,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from gateway_kit import MODEL_NAME, byte_ids_of
-from http_kit import events_of, metric, serving
 
 from model_worker.protocol import AddRequest
+from tests.gateway_kit import MODEL_NAME, byte_ids_of
+from tests.http_kit import events_of, metric, serving
 
 LETTERS = byte_ids_of("abcdefghijklmnopqrstuvwxyz      ")
 EOS = 1

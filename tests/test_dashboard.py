@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import gateway_kit
 import httpx
 import pytest
-from http_kit import Served, metric, repeat, serving
 from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests import gateway_kit
+from tests.http_kit import Served, metric, repeat, serving
 
 CHROMIUM_FLAGS = [
     "--headless",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 
-import models
 import pytest
-from gateway_kit import byte_ids_of, ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
 from service.detokenizer import Detokenizer
+from tests import models
+from tests.gateway_kit import byte_ids_of, ids_of
 
 TOKENIZER = models.build_tokenizer()
 TEXT = "naïve 猫 🦊👩‍🚀 끝"

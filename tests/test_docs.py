@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from fastapi.routing import APIRoute
-from gateway_kit import make_card
 from prometheus_client.parser import text_string_to_metric_families
 
 from model_worker.protocol import WorkerStats
@@ -19,6 +18,7 @@ from service.request_fields import REQUEST_FIELDS, FieldKind, RequestField
 from service.settings import SETTINGS
 from service.workers.fake import FakeWorker
 from service.workers.registry import WorkerRegistry
+from tests.gateway_kit import make_card
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gateway_kit import byte_ids_of, make_card, make_tokenizer
 
 from model_worker.protocol import AddRequest, ErrorCode, SamplingParams
 from service.errors import GatewayError, Unavailable
@@ -17,6 +16,7 @@ from service.generation import GenerationRequest, Generator, TextEvent
 from service.metrics import GatewayMetrics, QueueReading
 from service.request_gate import RequestGate
 from service.workers.fake import FakeWorker
+from tests.gateway_kit import byte_ids_of, make_card, make_tokenizer
 
 
 class Bench:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
-from gateway_kit import MODEL_NAME
-from http_kit import Served, serving
+
+from tests.gateway_kit import MODEL_NAME
+from tests.http_kit import Served, serving
 
 KEYS = {"api_keys": ("sk-user", "sk-other"), "admin_keys": ("sk-admin",)}
 BODY = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 1}

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from gateway_kit import MODEL_NAME, make_card
-from http_kit import Served, events_of, metric, repeat, serving
 
 from model_worker.protocol import TokenizerFile
 from service.workers.fake import FakeWorker
+from tests.gateway_kit import MODEL_NAME, make_card
+from tests.http_kit import Served, events_of, metric, repeat, serving
 
 BODY = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2}
 LONG = {**BODY, "max_tokens": 2000, "stream": True}

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from gateway_kit import MODEL_NAME, byte_ids_of, make_card
-from http_kit import Served, events_of, metric, repeat, say, serving
 
 from model_worker.protocol import AddRequest, ErrorCode
 from service.workers.fake import FakeWorker
+from tests.gateway_kit import MODEL_NAME, byte_ids_of, make_card
+from tests.http_kit import Served, events_of, metric, repeat, say, serving
 
 TEXT = "naïve 猫 🦊👩‍🚀 끝"
 TURN_END = 3

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty, Queue
 
-import gateway_kit
 import httpx
 import msgspec
 import pytest
 
 from service import run
 from service.config import ConfigError
+from tests import gateway_kit
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -6,15 +6,15 @@ import hashlib
 import threading
 import time
 
-import models
 import msgspec
 import numpy as np
 import pytest
-from gateway_kit import make_card, make_tokenizer, tokenizer_files
 from transformers import AutoTokenizer
 
 from model_worker.protocol import TokenizerFile
 from service.tokenizer import ModelTokenizer, TokenizerError
+from tests import models
+from tests.gateway_kit import make_card, make_tokenizer, tokenizer_files
 
 TEXT = "Naïve 猫 🦊 <|im_start|>user\nhello you</s>"
 
