@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model_worker.coalescer import Coalescer
-from tests.requests import make_request
+from tests.request_kit import make_request
 
 
 def test_a_follower_waits_for_the_first_block_it_lacks() -> None:

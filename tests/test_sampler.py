@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model_worker.sampler import Sampler, gumbel_noise
-from tests.requests import make_request
+from tests.request_kit import make_request
 
 VOCAB = 3000
 

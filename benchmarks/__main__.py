@@ -1,0 +1,26 @@
+"""Run all benchmarks one after another, or those named: python -m benchmarks [NAME ...]."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+NAMES = ("tree", "overhead", "decode", "shared_prefix", "gateway")
+
+
+def main(names: list[str]) -> int:
+    unknown = sorted(set(names) - set(NAMES))
+    if unknown:
+        print(f"unknown benchmark {unknown[0]}; there are {', '.join(NAMES)}", file=sys.stderr)
+        return 2
+    for name in names or NAMES:
+        print(f"== {name}", flush=True)
+        # A process of its own, so that none measures what another left behind.
+        status = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"]).returncode
+        if status:
+            return status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

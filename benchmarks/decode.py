@@ -1,0 +1,89 @@
+"""Decode step time against a bare forward over a preallocated contiguous cache.
+
+    python -m benchmarks.decode [--steps N] [--output FILE]
+
+Workload: 1 and 8 requests with 512 and 4,096 tokens of context each, no two of them alike. A step
+of the engine (schedule, execute, update, outputs taken) alternates with a bare forward of the same
+batch and context; medians of both and their ratio. With and without the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.bare import BareModel
+from benchmarks.engine_kit import build_parts, random_ids, step, submit
+from benchmarks.report import median_ms, print_table, save
+from model_worker.attention.backend import ATTENTION_NAME
+from model_worker.build import WorkerParts
+
+CASES = ((1, 512), (8, 512), (1, 4096), (8, 4096))
+GOAL = 1.10
+
+
+def measure_case(
+    parts: WorkerParts, batch: int, context: int, num_steps: int
+) -> tuple[float, float]:
+    model, vocab = parts.loaded.model, parts.loaded.vocab_size
+    engine = parts.new_engine()
+    for number in range(batch):
+        submit(engine, str(number), random_ids(context, vocab, number), 10**6)
+    while sum(len(output.token_ids) for output in step(engine)[1]) < batch:
+        pass  # prompts are being computed
+    bare = BareModel(model)
+    cache = bare.cache(context + num_steps + 64)
+    model.config._attn_implementation = "sdpa"
+    # What the buffer holds does not change the time, so the context is not computed but declared.
+    bare.forward(torch.zeros(batch, 2, dtype=torch.long), cache, 0)
+    for layer in cache.layers:
+        layer.key_buffer.normal_()
+        layer.value_buffer.normal_()
+    ours, ideal = [], []
+    for number in range(-3, num_steps):
+        model.config._attn_implementation = ATTENTION_NAME
+        seconds, outputs = step(engine)
+        assert len(outputs) == batch
+        model.config._attn_implementation = "sdpa"
+        ids = torch.full((batch, 1), 7)
+        bare_seconds = bare.forward(ids, cache, context + 4 + number)
+        if number >= 0:
+            ours.append(seconds)
+            ideal.append(bare_seconds)
+    model.config._attn_implementation = ATTENTION_NAME
+    engine.abort_link("benchmark")
+    parts.cache.reset()
+    return median_ms(ours), median_ms(ideal)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    for kind in ("prefix", "none"):
+        parts = build_parts(cache=kind, kv_cache_memory=3 * 2**30, max_model_len=8192)
+        for batch, context in CASES:
+            ours, ideal = measure_case(parts, batch, context, arguments.steps)
+            results.append(
+                {
+                    "cache": kind,
+                    "requests": batch,
+                    "context": context,
+                    "engine_ms": ours,
+                    "bare_ms": ideal,
+                    "ratio": round(ours / ideal, 3),
+                }
+            )
+        del parts
+    print_table([(*row.values(), GOAL) for row in results], (*results[0], "goal"))
+    workload = f"median of {arguments.steps} decode steps, interleaved with bare forwards"
+    save("decode", workload, results, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

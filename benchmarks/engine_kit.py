@@ -1,0 +1,64 @@
+"""A worker's parts in this process, stepped by hand, for benchmarks of the engine alone."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from model_worker.build import WorkerParts, build_worker
+from model_worker.engine import Engine
+from model_worker.protocol import AddRequest, RequestOutput, SamplingParams, WorkerConfig
+
+LINK = "benchmark"
+
+
+def build_parts(**overrides: object) -> WorkerParts:
+    """The parts of `headstart worker --model demo`, with other settings where given."""
+    config = WorkerConfig(endpoint="ipc://unused", worker_id="benchmark", **overrides)  # type: ignore[arg-type]
+    return build_worker(config, lambda line: print(f"  {line}"))
+
+
+def submit(
+    engine: Engine, name: str, prompt: npt.NDArray[np.int32] | list[int], max_tokens: int
+) -> None:
+    engine.add_request(
+        LINK,
+        AddRequest(
+            request_id=name,
+            prompt_token_ids=np.asarray(prompt, dtype="<i4").tobytes(),
+            sampling_params=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+        ),
+    )
+
+
+def step(engine: Engine) -> tuple[float, list[RequestOutput]]:
+    """Seconds of one step with its outputs taken, as the engine loop does."""
+    started = time.perf_counter()
+    engine.step()
+    outputs = engine.take_outputs().get(LINK, [])
+    return time.perf_counter() - started, outputs
+
+
+def run(engine: Engine) -> None:
+    while engine.has_work:
+        step(engine)
+
+
+def time_to_first_token(
+    engine: Engine, name: str, prompt: npt.NDArray[np.int32] | list[int]
+) -> tuple[float, int]:
+    """Seconds from submission to the first token, and how many tokens were cached."""
+    started = time.perf_counter()
+    submit(engine, name, prompt, 1)
+    cached = -1
+    while engine.has_work:
+        for output in step(engine)[1]:
+            if output.num_cached_tokens is not None:
+                cached = output.num_cached_tokens
+    return time.perf_counter() - started, cached
+
+
+def random_ids(count: int, vocab_size: int, seed: int) -> npt.NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(10, vocab_size, count, dtype=np.int32)
