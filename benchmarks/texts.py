@@ -4,33 +4,10 @@ from __future__ import annotations
 
 import random
 
-WORDS = [
-    "order",
-    "invoice",
-    "customer",
-    "refund",
-    "parcel",
-    "warehouse",
-    "policy",
-    "agent",
-    "ticket",
-    "status",
-    "region",
-    "tax",
-    "discount",
-    "account",
-    "delivery",
-    "courier",
-    "label",
-    "stock",
-    "return",
-    "window",
-    "charge",
-    "gateway",
-    "email",
-    "phone",
-    "address",
-]
+WORDS = tuple(
+    """order invoice customer refund parcel warehouse policy agent ticket status region tax discount
+    account delivery courier label stock return window charge gateway email phone address""".split()
+)
 
 QUESTIONS = (
     "How long is the refund window, and who pays for sending the parcel back?",

@@ -70,7 +70,7 @@ def ids_of(text: str) -> tuple[int, ...]:
 def byte_ids_of(text: str) -> tuple[int, ...]:
     """One token per byte of UTF-8, so that characters are split over tokens."""
     tokenizer = models.build_tokenizer()
-    return tuple(tokenizer.token_to_id(_BYTE_CHARACTERS[byte]) for byte in text.encode("utf-8"))
+    return tuple(tokenizer.token_to_id(BYTE_CHARACTERS[byte]) for byte in text.encode("utf-8"))
 
 
 def _byte_characters() -> dict[int, str]:
@@ -82,4 +82,4 @@ def _byte_characters() -> dict[int, str]:
     }
 
 
-_BYTE_CHARACTERS = _byte_characters()
+BYTE_CHARACTERS = _byte_characters()
