@@ -8,7 +8,9 @@ an entry with an outdated key comes up too early, never too late, and is put bac
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Protocol
 
 from cache_store.radix_node import RadixNode
@@ -67,25 +69,30 @@ def make_eviction_policy(name: str) -> EvictionPolicy:
     return _POLICIES[name]()
 
 
+_Entry = tuple[EvictionKey, RadixNode]
+
+
 class EvictionQueue:
-    """A heap over evictable leaves with at most one entry per node.
+    """Evictable leaves in the order of their keys, with at most one entry per node.
 
     Entries are not looked for when a node is touched, locked or given a child: they are found
-    outdated when they reach the top. O(log n) per operation, amortized.
+    outdated when they surface. Keys that arrive in rising order, as those of lru and fifo nearly
+    all do, are kept in a line; the others in a heap. O(log n) per operation, amortized.
     """
 
-    MIN_DEAD = 64  # below this many, entries of dead nodes are not worth a rebuild
+    MIN_DEAD = 64  # below this many, entries of dead nodes are not worth a clean-up
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._heap: list[tuple[EvictionKey, RadixNode]] = []
+        self._line: deque[_Entry] = deque()
+        self._heap: list[_Entry] = []
         self._num_dead = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._line) + len(self._heap)
 
-    def __iter__(self) -> Iterator[tuple[EvictionKey, RadixNode]]:
-        return iter(self._heap)
+    def __iter__(self) -> Iterator[_Entry]:
+        return chain(self._line, self._heap)
 
     @property
     def policy(self) -> EvictionPolicy:
@@ -95,39 +102,49 @@ class EvictionQueue:
         """Enter a node that has become an evictable leaf; no-op if it has an entry already."""
         if not node.is_queued:
             node.is_queued = True
-            heapq.heappush(self._heap, (self._policy.key(node), node))
+            self._enter(self._policy.key(node), node)
 
-    def peek(self) -> RadixNode | None:
-        """The leaf to evict next; None when there is none."""
-        heap = self._heap
-        while heap:
-            entry_key, node = heap[0]
-            if not node.is_evictable_leaf():
-                self.pop()
+    def pop(self) -> RadixNode | None:
+        """Take out the leaf to evict next; None when there is none."""
+        line, heap = self._line, self._heap
+        while line or heap:
+            if not heap or (line and line[0] < heap[0]):
+                entry_key, node = line.popleft()
+            else:
+                entry_key, node = heapq.heappop(heap)
+            if node.lock_ref or node.children is not None or node.parent is None:
+                node.is_queued = False
                 self._num_dead -= node.parent is None
                 continue
             key = self._policy.key(node)
             if key == entry_key:
+                node.is_queued = False
                 return node
-            heapq.heapreplace(heap, (key, node))
+            self._enter(key, node)
         return None
 
-    def pop(self) -> RadixNode:
-        """Take out the entry at the top."""
-        node = heapq.heappop(self._heap)[1]
-        node.is_queued = False
-        return node
+    def put_back(self, node: RadixNode) -> None:
+        """Return the node that was popped last, still the next to be evicted."""
+        node.is_queued = True
+        self._line.appendleft((self._policy.key(node), node))
 
     def forget(self, node: RadixNode) -> None:
         """Say that ``node`` left the tree other than by eviction.
 
-        Its entry is only counted; when such entries are half of the heap it is rebuilt, so that
+        Its entry is only counted; when such entries are half of all they are cleared, so that
         a server that never evicts does not collect them for ever.
         """
         if not node.is_queued:
             return
         self._num_dead += 1
-        if self._num_dead > max(self.MIN_DEAD, len(self._heap) // 2):
+        if self._num_dead > max(self.MIN_DEAD, len(self) // 2):
+            self._line = deque(entry for entry in self._line if entry[1].parent is not None)
             self._heap = [entry for entry in self._heap if entry[1].parent is not None]
             heapq.heapify(self._heap)
             self._num_dead = 0
+
+    def _enter(self, key: EvictionKey, node: RadixNode) -> None:
+        if not self._line or self._line[-1][0] <= key:
+            self._line.append((key, node))
+        else:
+            heapq.heappush(self._heap, (key, node))

@@ -208,7 +208,7 @@ class RadixTree:
         """Drop up to ``num_blocks`` unlocked blocks, tails of leaves first, by the policy."""
         evicted: list[int] = []
         while len(evicted) < num_blocks:
-            leaf = self.queue.peek()
+            leaf = self.queue.pop()
             if leaf is None:
                 break
             excess = len(leaf.block_ids) + len(evicted) - num_blocks
@@ -216,8 +216,8 @@ class RadixTree:
                 evicted.extend(leaf.block_ids[excess:])
                 del leaf.block_ids[excess:]
                 del leaf.tokens[excess * self._block_bytes :]
+                self.queue.put_back(leaf)
             else:
-                self.queue.pop()
                 evicted.extend(leaf.block_ids)
                 self._detach(leaf)
         self.num_cached -= len(evicted)

@@ -20,9 +20,8 @@ def make_leaves(count: int) -> list[RadixNode]:
 
 def drain(queue: EvictionQueue) -> list[int]:
     order = []
-    while (leaf := queue.peek()) is not None:
+    while (leaf := queue.pop()) is not None:
         order.append(leaf.block_ids[0])
-        assert queue.pop() is leaf
         leaf.parent = None
     return order
 
@@ -65,6 +64,25 @@ def test_locked_leaves_and_inner_nodes_are_passed_over_and_may_return() -> None:
     leaves[0].lock_ref = 0
     queue.push(leaves[0])
     assert drain(queue) == [0]
+
+
+def test_keys_that_arrive_out_of_order_come_out_in_order() -> None:
+    queue = EvictionQueue(make_eviction_policy("fifo"))
+    leaves = make_leaves(50)
+    for index in (7 * step % 50 for step in range(50)):
+        queue.push(leaves[index])
+    assert drain(queue) == list(range(50))
+
+
+def test_a_leaf_that_is_put_back_is_the_next_again() -> None:
+    queue = EvictionQueue(make_eviction_policy("lru"))
+    leaves = make_leaves(3)
+    for leaf in reversed(leaves):
+        queue.push(leaf)
+    first = queue.pop()
+    assert first is leaves[0]
+    queue.put_back(first)
+    assert drain(queue) == [0, 1, 2]
 
 
 def test_a_node_has_one_entry() -> None:
