@@ -15,6 +15,7 @@ from model_worker.loader.errors import ModelLoadError
 
 _GIB = 1024**3
 _MIB = 1024**2
+_KIB = 1024
 # A v1 group without a limit reports a number near 2**63, rounded to a page.
 _UNLIMITED = 2**60
 
@@ -160,4 +161,6 @@ def _read(file: Path) -> str:
 def _size(num_bytes: int) -> str:
     if num_bytes >= _GIB:
         return f"{num_bytes / _GIB:.2f} GiB"
-    return f"{num_bytes / _MIB:.2f} MiB"
+    if num_bytes >= _MIB:
+        return f"{num_bytes / _MIB:.2f} MiB"
+    return f"{num_bytes / _KIB:.2f} KiB"

@@ -155,8 +155,8 @@ class GatewayProcess:
         os._exit(_EXIT_FORCED)  # no thread and no child may hold up the second Ctrl-C
 
     def _on_worker_change(self, change: StateChange) -> None:
-        if self._drain is not None:
-            return
+        if self._drain is not None or self._server.should_exit:
+            return  # what happens to workers now was asked for
         is_child = not self._config.workers
         if is_child and change.state is WorkerState.FAILED:  # it has said why; no restart mends it
             self._exit_code = EXIT_CONFIG

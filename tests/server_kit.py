@@ -29,27 +29,24 @@ READY_S = 180.0  # a start takes some seconds; a busy machine may take far longe
 STOP_S = 60.0
 
 
-def serve_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "service.cli", "serve", "--port", "0", *arguments]
-
-
-def clean_environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith("HEADSTART_")}
+def start_command(*arguments: str) -> subprocess.Popen[str]:
+    """`headstart` with these arguments; both of its outputs are pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "service.cli", *arguments],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if not k.startswith("HEADSTART_")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 class RealServer:
     """Ready once constructed by :func:`real_server`; ``url`` is then where it answers."""
 
     def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            serve_command(*arguments),
-            cwd=ROOT,
-            env=clean_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = start_command("serve", "--port", "0", *arguments)
         self.url = ""
         self._stdout: list[str] = []
         self._stderr: list[str] = []

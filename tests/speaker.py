@@ -32,39 +32,39 @@ def said(num_tokens: int) -> str:
 
 
 def save_speaker(folder: Path) -> Path:
-    """A safetensors folder with the tokenizer whose last ids are the text's tokens."""
+    """A safetensors folder with a tokenizer that has a token for each of the pieces."""
+    tokenizer, piece_ids = _tokenizer()
     model = build_case(FAMILIES["llama-mqa"])
-    first_id = VOCAB_SIZE - len(PIECES)
     width = model.config.hidden_size
-    directions = torch.eye(width)
+    directions = torch.eye(width)[: len(PIECES) + 1]  # of each piece, and of any other token
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.fill_(1.0)
-            elif "o_proj" in name or "down_proj" in name or "lm_head" in name:
+            elif "o_proj" in name or "down_proj" in name:
                 parameter.zero_()
         embeddings = model.get_input_embeddings().weight
+        embeddings.copy_(directions[-1].expand(VOCAB_SIZE, width))
+        embeddings[piece_ids] = directions[:-1]
         head = model.get_output_embeddings().weight
-        embeddings.copy_(directions[len(PIECES)].expand(VOCAB_SIZE, width))
-        embeddings[first_id:] = directions[: len(PIECES)]
-        head[first_id] = directions[len(PIECES)] + directions[len(PIECES) - 1]
-        head[first_id + 1 :] = directions[: len(PIECES) - 1]
+        head.zero_()
+        head[piece_ids[0]] = directions[-1] + directions[-2]
+        head[piece_ids[1:]] = directions[:-2]
     model.save_pretrained(folder)
     save_tokenizer(folder)
-    _tokenizer().save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
 
-def _tokenizer() -> Tokenizer:
-    """The tiny one, its last merges given up for the text's tokens, which no text encodes to."""
+def _tokenizer() -> tuple[Tokenizer, list[int]]:
+    """The tiny one, its last merges given up for the pieces that it lacks; the pieces' ids."""
     described = json.loads(build_tokenizer().to_str())
-    vocabulary = described["model"]["vocab"]
-    del described["model"]["merges"][-len(PIECES) :]
-    first_id = VOCAB_SIZE - len(PIECES)
-    kept = {token: token_id for token, token_id in vocabulary.items() if token_id < first_id}
-    spelled = ("".join(BYTE_CHARACTERS[byte] for byte in piece) for piece in PIECES)
-    # A single byte has a token already: its twin's name is never decoded to, so give it that id.
-    for token_id, token in enumerate(spelled, start=first_id):
-        kept[token] = token_id
-    described["model"]["vocab"] = kept
-    return Tokenizer.from_str(json.dumps(described))
+    vocabulary: dict[str, int] = described["model"]["vocab"]
+    merges = described["model"]["merges"]
+    names = ["".join(BYTE_CHARACTERS[byte] for byte in piece) for piece in PIECES]
+    by_id = sorted(vocabulary, key=vocabulary.__getitem__)
+    for name in names:
+        if name not in vocabulary:
+            vocabulary[name] = vocabulary.pop(by_id.pop())
+            merges.pop()
+    return Tokenizer.from_str(json.dumps(described)), [vocabulary[name] for name in names]
