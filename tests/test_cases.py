@@ -11,10 +11,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageParam
 
+from service.request_fields import REQUEST_FIELDS
 from tests.gateway_kit import ids_of, make_tokenizer
 from tests.http_kit import events_of, metric
+from tests.models import EOS_TOKEN_ID, VOCAB_SIZE
 from tests.server_kit import Stream
 from tests.target import (
     Target,
@@ -61,17 +65,80 @@ def test_a_stop_string_of_several_tokens_never_leaks(target: Target, seed: int) 
     fields = {"max_tokens": 40, "ignore_eos": True, "seed": seed, "temperature": 1}
     whole = text_of(target.chat(**fields).json())
     stop = whole[15:27]
-    for given in (stop, stop + "zzz"):
-        is_found = given in whole
-        assert is_found is (given == stop)
-        expected = whole[: whole.index(given)] if is_found else whole
-        plain = target.chat(stop=[given], **fields).json()
-        events = events_of(target.chat(stop=[given], stream=True, **fields))
+    for sought in (stop, stop + "zzz"):
+        is_found = sought in whole
+        assert is_found is (sought == stop)
+        expected = whole[: whole.index(sought)] if is_found else whole
+        plain = target.chat(stop=[sought], **fields).json()
+        events = events_of(target.chat(stop=[sought], stream=True, **fields))
         assert text_of(plain) == streamed(events) == expected
         reason = "stop" if is_found else "length"
         assert plain["choices"][0]["finish_reason"] == reason
         assert events[-2]["choices"][0]["finish_reason"] == reason
     assert_no_trace(target)
+
+
+# ---------------------------------------------------------------- what steers the engine
+
+
+def test_biased_tokens_never_appear(target: Target) -> None:
+    fields = {"max_tokens": 40, "ignore_eos": True}
+    free = set(text_of(target.chat(**fields).json())) - {"\ufffd"}
+    assert len(free) > 5
+    pieces = [make_tokenizer().decode([token_id]) for token_id in range(VOCAB_SIZE)]
+    banned = {str(i): -100 for i, piece in enumerate(pieces) if free & set(piece)}
+    assert len(banned) < 300
+    assert not free & set(text_of(target.chat(logit_bias=banned, **fields).json()))
+
+
+def test_the_end_of_sequence_ends_an_answer_unless_ignored(target: Target) -> None:
+    forced = {"logit_bias": {str(EOS_TOKEN_ID): 100}, "max_tokens": 6}
+    ended = target.chat(**forced).json()
+    assert ended["choices"][0]["finish_reason"] == "stop"
+    assert ended["choices"][0]["stop_reason"] == EOS_TOKEN_ID
+    assert text_of(ended) == ""
+    assert ended["usage"]["completion_tokens"] == 1
+    assert streamed(events_of(target.chat(stream=True, **forced))) == ""
+    ignored = target.chat(ignore_eos=True, **forced).json()
+    assert ignored["choices"][0]["finish_reason"] == "length"
+    assert ignored["choices"][0]["stop_reason"] is None
+    assert ignored["usage"]["completion_tokens"] == 6
+
+
+def test_a_stop_token_ends_an_answer_and_is_named(target: Target) -> None:
+    wanted = 300
+    fields = {"logit_bias": {str(wanted): 100}, "stop_token_ids": [wanted], "max_tokens": 6}
+    body = target.complete(**fields).json()
+    assert text_of(body) == ""
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["choices"][0]["stop_reason"] == wanted
+
+
+def test_penalties_change_the_answer(target: Target) -> None:
+    fields = {"max_tokens": 30, "ignore_eos": True, "logit_bias": {"300": 4, "301": 3.9}}
+    plain = text_of(target.complete(**fields).json())
+    for penalty in ({"frequency_penalty": 2}, {"presence_penalty": 2}, {"repetition_penalty": 3}):
+        assert text_of(target.complete(**fields, **penalty).json()) != plain
+
+
+def test_a_running_request_is_counted_until_it_ends(target: Target) -> None:
+    wait_until_idle(target)
+    with Stream(target.url, target.model, prompt=SAGA, max_tokens=300) as stream:
+        stream.events(2)
+        assert metric(target.http, "requests_in_flight") == 1
+        assert metric(target.http, "num_requests_running") == 1
+        stream.events()
+    wait_until_idle(target)
+
+
+def test_a_prompt_of_several_chunks_streams_without_empty_pieces(target: Target) -> None:
+    prompt = lines(60, "Several chunks.")
+    fields = {"max_tokens": 12, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    *events, usage, _ = events_of(target.chat(prompt, stream=True, **fields))
+    assert usage["usage"]["prompt_tokens"] > 1000
+    assert usage["usage"]["completion_tokens"] == 12
+    pieces = [event["choices"][0]["delta"].get("content") for event in events[:-1]]
+    assert pieces.count("") <= 1  # the opening
 
 
 # ---------------------------------------------------------------- clients that leave
@@ -183,6 +250,41 @@ def test_an_answer_ends_where_the_context_ends(target: Target) -> None:
     assert plain["choices"][0]["finish_reason"] == "length"
     assert events[-2]["choices"][0]["finish_reason"] == "length"
     assert streamed(events) == text_of(plain)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+FUZZED = sorted({field.name for field in REQUEST_FIELDS} - {"max_tokens", "max_completion_tokens"})
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    field=st.sampled_from([*FUZZED, "messages[0]", "content", "role", "tool_calls"]),
+    value=ANYTHING,
+    is_chat=st.booleans(),
+)
+def test_no_value_of_any_field_is_an_internal_error(
+    tiny_target: Target, field: str, value: Any, is_chat: bool
+) -> None:
+    message: Any = {"role": "user", "content": "Hi"}
+    if field == "messages[0]":
+        message = value
+    elif field in ("content", "role", "tool_calls"):
+        message[field] = value
+    asked = {"messages": [message]} if is_chat else {"prompt": "Hi"}
+    body = {"model": tiny_target.model, "max_tokens": 1, **asked}
+    if field in FUZZED:
+        body[field] = value
+    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+    response = tiny_target.http.post(
+        path, content=json.dumps(body), headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 200 or 400 <= response.status_code < 500, response.text
+    if response.status_code != 200:
+        assert_error(response, 400, 404, 413)
 
 
 # ---------------------------------------------------------------- history with tool calls
@@ -380,7 +482,7 @@ def test_both_spellings_of_a_character_hit_each_other(target: Target) -> None:
 def test_bytes_that_make_no_character_are_the_same_streamed_and_whole(
     target: Target, max_tokens: int
 ) -> None:
-    pieces = [make_tokenizer().decode([token_id]) for token_id in range(512)]
+    pieces = [make_tokenizer().decode([token_id]) for token_id in range(VOCAB_SIZE)]
     bias = {str(i): 100 for i, text in enumerate(pieces) if "\ufffd" in text}
     assert len(bias) >= 128
     fields = {"max_tokens": max_tokens, "logit_bias": bias, "temperature": 1.5, "seed": 3}
