@@ -36,6 +36,12 @@ class ContiguousLayer(DynamicLayer):
         self.rewind(end)
         return self.keys, self.values
 
+    @torch.inference_mode()
+    def pretend(self) -> None:
+        """Fill the whole capacity with noise: what is stored there does not change the time."""
+        self.key_buffer.normal_()
+        self.value_buffer.normal_()
+
     def rewind(self, length: int) -> None:
         self.length = length
         self.keys = self.key_buffer[:, :, :length]

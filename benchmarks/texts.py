@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import random
 
-WORDS = tuple(
-    """order invoice customer refund parcel warehouse policy agent ticket status region tax discount
-    account delivery courier label stock return window charge gateway email phone address""".split()
-)
+_WORDS = """order invoice customer refund parcel warehouse policy agent ticket status region tax
+discount account delivery courier label stock return window charge gateway email phone address"""
 
 QUESTIONS = (
     "How long is the refund window, and who pays for sending the parcel back?",
@@ -17,4 +15,5 @@ QUESTIONS = (
 
 def system_prompt(num_words: int, seed: int) -> str:
     generator = random.Random(seed)
-    return " ".join(generator.choice(WORDS) for _ in range(num_words))
+    words = _WORDS.split()
+    return " ".join(generator.choice(words) for _ in range(num_words))

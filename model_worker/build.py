@@ -33,7 +33,7 @@ from model_worker.loader import (
     resolve_model,
 )
 from model_worker.memory import MemoryBill
-from model_worker.model_runner import ModelRunner
+from model_worker.model_runner import ModelRunner, Runner
 from model_worker.pacer import PrefillPacer
 from model_worker.pool_budget import plan_pool
 from model_worker.protocol import AddRequest, ModelCard, SamplingParams, WorkerConfig
@@ -53,7 +53,8 @@ class WorkerParts:
     loaded: LoadedModel
     bill: MemoryBill
     cache: Cache
-    runner: ModelRunner
+    tier: DeviceTier
+    runner: Runner
     pacer: PrefillPacer
     config: WorkerConfig
 
@@ -105,6 +106,7 @@ def build_worker(config: WorkerConfig, progress: Progress) -> WorkerParts:
         loaded=loaded,
         bill=bill,
         cache=_build_cache(config, bill.num_blocks),
+        tier=tier,
         runner=ModelRunner(loaded.model, tier, _choose_backend(tier), Sampler()),
         pacer=PrefillPacer(config.max_itl_factor, max(max_batched, config.max_num_seqs + 1)),
         config=config,
