@@ -25,11 +25,14 @@ from typing import IO, TextIO
 NUM_KEPT_LINES = 50
 _POLL_INTERVAL_S = 0.5  # an exit shows by its pipes; this is for pipes that a grandchild holds
 _READ_BYTES = 1 << 16
+# Log lines that tell how things go; they explain no exit that came after them.
+_PROGRESS = ("DEBUG ", "INFO ")
 
 
 @dataclass(frozen=True, slots=True)
 class ChildExit:
-    """``returncode`` as subprocess gives it: negative for a signal."""
+    """``returncode`` as subprocess gives it: negative for a signal. ``last_stderr_line`` is the
+    last one that is no progress report; empty where there was none."""
 
     returncode: int
     last_stderr_line: str
@@ -133,7 +136,7 @@ class ChildProcess:
         for line in lines:
             text = line.decode("utf-8", "replace").rstrip("\r")
             self._lines.append(text)
-            if is_stderr and text.strip():
+            if is_stderr and text.strip() and not text.startswith(_PROGRESS):
                 self._last_stderr_line = text.strip()
             self._write(text)
         return rest
