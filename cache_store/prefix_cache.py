@@ -6,6 +6,7 @@ copies are handed to the scheduler as orders. Not thread-safe: owned by the engi
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -72,10 +73,14 @@ class PrefixCache:
         num_missing = num_needed - len(lease.block_ids)
         if num_missing <= 0:
             return True
-        if not self._make_room(lease, holding, num_missing):
+        if not self._can_have(lease, holding, num_missing):
             return False
         after = lease.block_ids[-1] if lease.block_ids else None
-        lease.block_ids.extend(self._pool.allocate(num_missing, after))
+        num_evicted = max(0, num_missing - self._pool.num_free)
+        evicted = self._tree.evict(num_evicted)
+        lease.block_ids += self._pool.allocate(num_missing - num_evicted, after)
+        lease.block_ids += _in_order_after(lease.block_ids, evicted)
+        self._evicted_total += num_evicted
         if holding.source is not None and lease.pending_copy is None:
             target = lease.block_ids[holding.num_shared]
             lease.pending_copy = RowCopy(holding.source.block_ids[0], target, holding.num_rows)
@@ -157,8 +162,8 @@ class PrefixCache:
         assert holding is not None, "this lease was released, or is another cache's"
         return holding
 
-    def _make_room(self, lease: Lease, holding: _Holding, num_blocks: int) -> bool:
-        """Have ``num_blocks`` free blocks, evicting what is missing; False changes nothing."""
+    def _can_have(self, lease: Lease, holding: _Holding, num_blocks: int) -> bool:
+        """Whether ``num_blocks`` blocks are free or can be evicted; False changes nothing."""
         num_available = self._pool.num_free + self._tree.num_evictable
         if num_available < num_blocks:
             # The partial block's source is a lock that a lone request could fail on for ever, so
@@ -167,10 +172,6 @@ class PrefixCache:
                 return False
             lease.num_cached_tokens -= holding.num_rows
             self._drop_source(holding)
-        if num_blocks > self._pool.num_free:
-            evicted = self._tree.evict(num_blocks - self._pool.num_free)
-            self._evicted_total += len(evicted)
-            self._pool.free(evicted)
         return True
 
     def _can_forgo_rows(self, lease: Lease, holding: _Holding) -> bool:
@@ -198,3 +199,10 @@ class PrefixCache:
         holding.duplicates += insertion.duplicates
         self._stored_total += end - start - len(insertion.duplicates)
         self._pool.free(insertion.dropped)
+
+
+def _in_order_after(table: list[int], block_ids: list[int]) -> list[int]:
+    """The ids in rising order, beginning with the one that best continues the block table."""
+    block_ids.sort()
+    first = bisect_right(block_ids, table[-1]) if table else 0
+    return block_ids[first:] + block_ids[:first]

@@ -103,7 +103,7 @@ class ChildList:
 
     __slots__ = ("_bounds", "_buckets", "_heads")
 
-    MAX_BUCKET = 1024
+    MAX_BUCKET = 256
 
     def __init__(self, child: RadixNode) -> None:
         self._buckets: list[list[RadixNode]] = [[child]]

@@ -328,7 +328,7 @@ class RadixTree:
         assert parent is not None
         parent.remove_child(leaf)
         leaf.parent = None
-        if parent.lock_ref == 0:
+        if parent.children is None and parent.lock_ref == 0:
             self._on_idle(parent)
 
     def _on_idle(self, node: RadixNode) -> None:

@@ -282,6 +282,21 @@ def test_sequences_of_one_prompt_are_consecutive() -> None:
     assert lease.block_ids == list(range(lease.block_ids[0], lease.block_ids[0] + 10))
 
 
+def test_evicted_blocks_continue_the_table_where_they_can() -> None:
+    cache = make_cache(num_blocks=8)
+    lease = begin(cache, tokens(range(100, 104)))
+    assert cache.allocate(lease, 4)
+    other = begin(cache, tokens(range(28)))
+    assert cache.allocate(other, 28)
+    cache.release(other, tokens(range(28)), 28)
+    table = lease.block_ids[0]
+    assert cache.stats().num_free == 0
+    assert cache.allocate(lease, 32)
+    assert lease.block_ids == [(table + offset) % 8 for offset in range(8)]
+    assert cache.stats().evicted_total == 7
+    cache.check_integrity([lease])
+
+
 @pytest.mark.parametrize("damage", ["lock", "owner", "lost"])
 def test_integrity_notices_damage(damage: str) -> None:
     cache = make_cache()
