@@ -50,7 +50,7 @@ class Reference:
 
 @torch.inference_mode()
 def reference_answer(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Reference:
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([list(prompt)], device=model.device)
     output = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -62,7 +62,7 @@ def reference_answer(model: PreTrainedModel, prompt: Sequence[int], num_tokens: 
         return_dict_in_generate=True,
     )
     tokens = tuple(output.sequences[0, len(prompt) :].tolist())
-    return Reference(tuple(prompt), tokens, torch.stack([row[0] for row in output.logits]))
+    return Reference(tuple(prompt), tokens, torch.stack([row[0].cpu() for row in output.logits]))
 
 
 @dataclass
@@ -93,7 +93,7 @@ class TeacherSampler(Sampler):
         drawn = super().sample(logits, requests)
         return [
             self._judge(row, request, token)
-            for row, request, token in zip(logits, requests, drawn, strict=True)
+            for row, request, token in zip(logits.cpu(), requests, drawn, strict=True)
         ]
 
     def _judge(self, row: torch.Tensor, request: Request, token: int) -> int:
@@ -126,6 +126,7 @@ class RigOptions:
     is_caching: bool = True
     is_coalescing: bool = True
     backend: str = "cpu"
+    device: str = "cpu"
     policy: str = "lru"
 
 
@@ -138,7 +139,9 @@ class EngineRig:
         register_attention()
         self.options = options
         self.spec = kv_spec(model, options.block_size)
-        self.tier = DeviceTier(self.spec, options.num_blocks, torch.float32, torch.device("cpu"))
+        self.tier = DeviceTier(
+            self.spec, options.num_blocks, torch.float32, torch.device(options.device)
+        )
         self.cache = build_cache(options)
         self.sampler = sampler if sampler is not None else TeacherSampler()
         backend: AttentionBackend = (
