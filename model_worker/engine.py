@@ -105,7 +105,7 @@ class Engine:
             # A terminal answer would end the first one's stream: a gateway never repeats an id.
             logger.warning("link %s repeated a live request id; ignored", link_id)
             return
-        prompt = np.frombuffer(message.prompt_token_ids, dtype="<i4").astype(np.int32)
+        prompt = _prompt_of(message)
         error = self._refusal(message, prompt)
         if error is not None:
             self._end(key, FinishReason.ERROR, error)
@@ -277,3 +277,10 @@ class Engine:
         self._requests.pop(key, None)
         output = RequestOutput(request_id=key.request_id, finish_reason=reason, error=error)
         self._outputs.setdefault(key.link_id, []).append(output)
+
+
+def _prompt_of(message: AddRequest) -> TokenIds:
+    """int32 (tokens,); empty, and so to be refused, where the bytes are no whole number of ids."""
+    encoded = message.prompt_token_ids
+    whole = encoded if len(encoded) % 4 == 0 else b""
+    return np.frombuffer(whole, dtype="<i4").astype(np.int32)

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cache_store.cache import Cache, Lease, RowCopy
+from cache_store.prefix_match import PrefixMatch
 from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
 from model_worker.coalescer import Coalescer
 from model_worker.pacer import PrefillPacer
@@ -98,8 +99,12 @@ class Scheduler:
         preemptions = self.counters.preemptions
         scheduled, budget = self._advance_running(budget)
         copies: list[RowCopy] = []
-        # What was just taken from the youngest is not given to the next in line.
-        if self.counters.preemptions == preemptions:
+        if not self._running:
+            # Also where the last one gave up its blocks: duplicates of the tree's were among them,
+            # without which it fits.
+            copies = self._admit_waiting(scheduled, self._pacer.prefill_budget(0))
+        elif self.counters.preemptions == preemptions:
+            # What was just taken from the youngest is not given to the next in line.
             copies = self._admit_waiting(scheduled, budget)
         num_decode = sum(1 for item in scheduled if item.request.num_uncomputed_tokens == 1)
         num_tokens = sum(item.num_scheduled_tokens for item in scheduled)
@@ -147,7 +152,7 @@ class Scheduler:
                 continue
             # The last token is always computed: its logits are what the answer starts from.
             match = self._cache.match(request.namespace, request.token_ids[:-1])
-            if self._follows(request, match.num_block_tokens):
+            if self._follows(request, match):
                 continue
             lease = self._cache.acquire(match)
             # The whole prompt at once: a prompt that got in is not thrown out half-way by its own
@@ -163,8 +168,11 @@ class Scheduler:
             scheduled.append(ScheduledRequest(request, count))
         return copies
 
-    def _follows(self, request: Request, num_matched_tokens: int) -> bool:
-        if self._coalescer is None or not self._coalescer.must_wait(request, num_matched_tokens):
+    def _follows(self, request: Request, match: PrefixMatch) -> bool:
+        # Who lacks nothing but the last token has nothing to wait for: no commit brings more.
+        if self._coalescer is None or match.num_tokens == request.num_tokens - 1:
+            return False
+        if not self._coalescer.must_wait(request, match.num_block_tokens):
             return False
         if not request.was_coalesced:
             request.was_coalesced = True

@@ -241,6 +241,24 @@ def test_eight_on_one_cold_prefix_compute_it_once() -> None:
     assert cached == [0] + [40] * 7
 
 
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_equal_prompts_that_end_with_a_block_start_together(is_cold: bool) -> None:
+    world = World(num_blocks=200, max_num_seqs=9, max_batched=64)
+    shared = prompt(10 * BLOCK)
+    world.add("first", shared, 20)
+    if not is_cold:
+        world.run()
+    for number in range(8):
+        world.add(f"r{number}", shared, 20)
+    world.step()
+    world.step()
+    for number in range(8):
+        assert world.tokens(f"r{number}")  # not one after the other, each behind the one before
+    world.run()
+    assert world.tokens("r7") == answer_of(shared, 20)
+    assert world.engine.stats().prompt_tokens_computed_total == 10 * BLOCK + 8
+
+
 def test_followers_go_on_when_their_leader_is_aborted_or_fails() -> None:
     for is_failure in (False, True):
         world = World(max_batched=8)
@@ -274,6 +292,18 @@ def test_the_youngest_is_preempted_and_resumes_as_a_hit() -> None:
     assert first_done[0] == "r0"
 
 
+@pytest.mark.parametrize("num_blocks", [8, 12, 16])
+def test_duplicates_of_the_trees_blocks_do_not_end_the_last_request(num_blocks: int) -> None:
+    # Both compute the same answer, so what the longer one holds of it is twice in the pool.
+    world = World(num_blocks, max_num_seqs=2, max_batched=64)
+    longest = (num_blocks - 1) * BLOCK
+    world.add("short", prompt(5), 8)
+    world.add("long", prompt(5), longest - 5)
+    world.run()
+    assert world.tokens("long") == answer_of(prompt(5), longest - 5)
+    assert world.ending("long").finish_reason is FinishReason.LENGTH
+
+
 def test_a_request_larger_than_the_pool_is_refused_at_once() -> None:
     world = World(num_blocks=10)
     world.add("large", prompt(30), 20)
@@ -305,6 +335,17 @@ def test_bad_requests_end_with_a_typed_error(
     error = world.ending("bad").error
     assert error is not None
     assert (error.code, error.param) == (code, param)
+
+
+def test_bytes_that_are_no_token_ids_do_not_end_the_engine() -> None:
+    world = World()
+    params = SamplingParams(max_tokens=1)
+    message = AddRequest(request_id="torn", prompt_token_ids=b"12345", sampling_params=params)
+    world.engine.add_request(LINK, message)
+    world.collect()
+    error = world.ending("torn").error
+    assert error is not None
+    assert (error.code, error.param) == (ErrorCode.INVALID_REQUEST, "prompt")
 
 
 def test_a_full_queue_refuses_and_the_context_end_stops() -> None:
@@ -427,6 +468,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert tokens == wanted
             else:
                 assert ending.error is not None or name in self.ended_early
+                # Who has begun is not told later that it does not fit.
+                code = None if ending.error is None else ending.error.code
+                assert code in (None, ErrorCode.INTERNAL) or not tokens
                 assert tokens == wanted[: len(tokens)]
 
 
