@@ -66,11 +66,11 @@ def _serve(config: WorkerConfig, server: WorkerServer, shutdown: Shutdown) -> in
 
     try:
         parts = build_worker(config, progress)
+        progress("warming up")
+        warm_up(parts)
     except ModelLoadError as error:
         server.set_status("failed", str(error))
         return _refuse(str(error))
-    progress("warming up")
-    warm_up(parts)
     # What was built stays; without this every full collection would walk all of the model's code.
     gc.collect()
     gc.freeze()

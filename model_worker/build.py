@@ -163,7 +163,9 @@ def _build_cache(config: WorkerConfig, num_blocks: int) -> Cache:
 
 def warm_up(parts: WorkerParts) -> None:
     """A real request through a real engine: kernels are set up, and the pacer has measured what
-    a decode step and a prefill token cost before the first client asks."""
+    a decode step and a prefill token cost before the first client asks.
+
+    Raises ModelLoadError if it fails, as every client's request then would."""
     engine = parts.new_engine()
     length = min(WARM_UP_PROMPT_TOKENS, parts.loaded.max_model_len - WARM_UP_OUTPUT_TOKENS)
     prompt = np.random.default_rng(0).integers(0, parts.loaded.vocab_size, max(length, 1))
@@ -181,4 +183,7 @@ def warm_up(parts: WorkerParts) -> None:
         )
         while engine.has_work:
             engine.step()
+    for output in engine.take_outputs()["warm-up"]:
+        if output.error is not None:
+            raise ModelLoadError(f"the first request, a trial, failed: {output.error.message}")
     parts.cache.reset()
