@@ -12,14 +12,17 @@ import msgspec
 
 MAX_LOGIT_BIAS = 100.0
 MAX_STOP_TOKEN_IDS = 64
+# Below it logits divided by the temperature leave float32, and the best token wins in any case.
+MIN_TEMPERATURE = 1e-5
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling parameters of one request, checked by :meth:`violation`.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 keeps the whole vocabulary. ``seed`` None lets the
-    worker draw one. Penalties follow OpenAI's definitions; ``repetition_penalty`` is the
-    multiplicative one of CTRL (Keskar et al., 2019) over prompt and output tokens.
+    ``temperature`` below MIN_TEMPERATURE is greedy. ``top_k`` 0 keeps the whole vocabulary.
+    ``seed`` None lets the worker draw one. Penalties follow OpenAI's definitions;
+    ``repetition_penalty`` is the multiplicative one of CTRL (Keskar et al., 2019) over prompt and
+    output tokens.
     """
 
     max_tokens: int
@@ -37,7 +40,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < MIN_TEMPERATURE
 
     def violation(self, vocab_size: int) -> tuple[str, str] | None:
         """The first field out of range as (field, what is allowed), or None."""

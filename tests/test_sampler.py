@@ -28,6 +28,14 @@ def test_greedy_takes_the_best() -> None:
     assert Sampler().sample(rows, requests) == rows.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-20, 1e-39, 1e-300])
+def test_a_temperature_next_to_zero_takes_the_best(temperature: float) -> None:
+    row = logits() - 3
+    best = int(row.argmax())
+    assert draws(row, 5, temperature=temperature) == [best] * 5
+    assert draws(row, 5, temperature=temperature, top_p=0.9, min_p=0.1) == [best] * 5
+
+
 def test_noise_depends_on_seed_and_position_alone() -> None:
     assert torch.equal(gumbel_noise(5, 9, VOCAB), gumbel_noise(5, 9, VOCAB))
     assert not torch.equal(gumbel_noise(5, 9, VOCAB), gumbel_noise(5, 10, VOCAB))
