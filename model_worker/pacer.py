@@ -42,8 +42,8 @@ class PrefillPacer:
         token_s = self._prefill_token_s.value
         if num_decode_tokens == 0 or base_s is None or not token_s:
             return left
-        allowed = int((self._factor - 1.0) * base_s / token_s)
-        return max(min(left, allowed), min(left, MIN_PREFILL_TOKENS))
+        allowed = (self._factor - 1.0) * base_s / token_s
+        return max(int(min(left, allowed)), min(left, MIN_PREFILL_TOKENS))
 
     def record(self, num_decode_tokens: int, num_prefill_tokens: int, step_s: float) -> None:
         """Learn from a completed step."""

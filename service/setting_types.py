@@ -41,6 +41,7 @@ _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 _MAX_PORT = 65535
+_MAX_BYTES = 2**63
 
 
 def text(value: str) -> str:
@@ -70,10 +71,12 @@ def size(value: str) -> int:
             f"unknown unit {match['unit']!r} in {value!r}; use B, KB, MB, GB, TB, "
             "KiB, MiB, GiB or TiB"
         )
-    num_bytes = int(float(match["number"]) * _UNITS[unit])
+    num_bytes = float(match["number"]) * _UNITS[unit]
     if num_bytes < 1:
         raise ValueError(f"must be at least one byte, got {value!r}")
-    return num_bytes
+    if num_bytes >= _MAX_BYTES:
+        raise ValueError(f"must be less than 8 EiB, got {value!r}")
+    return int(num_bytes)
 
 
 def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:

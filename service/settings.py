@@ -228,7 +228,7 @@ _MODEL_SETTINGS = (
     ),
     Setting(
         "max_model_len",
-        kinds.integer(1),
+        kinds.integer(2),  # one token of prompt, one of answer
         None,
         "Longest prompt plus answer.",
         _WORKER,

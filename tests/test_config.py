@@ -186,6 +186,11 @@ def test_a_variable_of_another_command_is_fine() -> None:
          "got '-1GB'"),
         ("kv_cache_memory", "4Gib", None),
         ("kv_cache_memory", "0", "--kv-cache-memory: must be at least one byte, got '0'"),
+        ("kv_cache_memory", "8388608TiB", "--kv-cache-memory: must be less than 8 EiB, "
+         "got '8388608TiB'"),
+        ("kv_cache_memory", "9" * 400, "--kv-cache-memory: must be less than 8 EiB, "
+         f"got '{'9' * 400}'"),
+        ("max_model_len", "1", "--max-model-len: must be at least 2, got 1"),
         ("model", " ", "--model: must not be empty"),
         ("served_model_name", ["a,,b"], "--served-model-name: must not be empty"),
     ],

@@ -21,7 +21,7 @@ def test_a_chunk_costs_a_stream_no_more_than_the_factor() -> None:
 
 
 def test_the_factor_scales_the_chunk_and_leaves_a_minimum() -> None:
-    for factor, wanted in ((1.0, MIN_PREFILL_TOKENS), (3.0, 50), (100.0, 511)):
+    for factor, wanted in ((1.0, MIN_PREFILL_TOKENS), (3.0, 50), (100.0, 511), (1e308, 511)):
         pacer = PrefillPacer(factor, 512)
         pacer.record(1, 0, 0.050)
         pacer.record(0, 100, 0.250)
