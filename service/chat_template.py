@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ from service.schemas.chat import (
 __all__ = ["ChatTemplate"]
 
 Render = Callable[[list[dict[str, Any]]], str]
+
+_MARK = re.compile(r"hsmark\d+x")
 
 
 class ChatTemplate:
@@ -65,7 +68,8 @@ class ChatTemplate:
             except InvalidRequest as error:
                 failure = failure or error
                 continue
-            lost = next((path for path, mark in marks if mark not in text), None)
+            written = set(_MARK.findall(text))  # one pass: there may be very many marks
+            lost = next((path for path, mark in marks if mark not in written), None)
             if lost is None:
                 return arguments_as_text
             failure = failure or InvalidRequest(

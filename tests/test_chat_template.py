@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
+from service.chat_template import ChatTemplate
 from service.errors import InvalidRequest
-from service.schemas.chat import parse_chat_request
+from service.schemas.chat import UserMessage, parse_chat_request
 from tests import models
 from tests.gateway_kit import MODEL_NAME, make_card, make_tokenizer
 from tests.http_kit import serving
@@ -168,3 +170,13 @@ def test_the_next_turn_begins_with_the_whole_of_this_turns_prompt() -> None:
         ]
         cached = usage(longer)["prompt_tokens_details"]["cached_tokens"]
         assert cached >= counts.pop()
+
+
+def test_the_proof_takes_time_in_the_length_of_the_conversation_alone() -> None:
+    def render(messages: list[dict[str, Any]]) -> str:
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+
+    messages = [UserMessage("a")] * 40_000
+    started = time.perf_counter()
+    assert ChatTemplate(render, "a template").apply(messages) == "<user>a" * 40_000
+    assert time.perf_counter() - started < 5  # a search from the start for each takes 20 s

@@ -107,6 +107,8 @@ def test_an_answer_sent_back_as_it_came() -> None:
         (b'{"\\ud800": 1}', "invalid_unicode", "a field's name"),
         (b'{"a": "\xed\xa0\x80"}', "invalid_unicode", "a"),
         (b'{"a": "\xff"}', "invalid_json", None),
+        (b'{"a": ["x", "\\ud800", NaN]}', "invalid_unicode", "a[1]"),
+        (b'{"a": [' + b'"x", ' * 100_000 + b"NaN]}", "invalid_json", None),  # too far to look
     ],
 )
 def test_bodies_that_are_no_json_object(body: bytes, code: str | None, param: str | None) -> None:

@@ -5,10 +5,11 @@ Owns JSON decoding and the wording of type errors. Knows nothing of what any fie
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,8 @@ from service.errors import InvalidRequest
 __all__ = ["convert", "parse_object"]
 
 _T = TypeVar("_T")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MAX_LEAVES = 20_000
 _PATH = re.compile(r" - at `(key in )?\$(?P<path>.*)`$")
 
 
@@ -58,17 +61,20 @@ def _described(error: msgspec.ValidationError, path: str = "") -> InvalidRequest
 
 
 def _why_malformed(body: bytes) -> InvalidRequest:
-    """A second, slower look at a body that did not decode, to name the field where possible."""
+    """A second, slower look at a body that did not decode, to name the field where possible.
+
+    It looks at so many values and no more: whoever else is being answered waits meanwhile.
+    """
     try:
         value = json.loads(body)  # takes NaN, huge numbers and lone surrogates
-        surrogate = _path_to(value, "", _has_surrogate)
-        number = _path_to(value, "", _is_not_finite)
+        for path, leaf in itertools.islice(_leaves(value, ""), _MAX_LEAVES):
+            if isinstance(leaf, str) and _SURROGATE.search(leaf):
+                reason = "half of a surrogate pair is not a character"
+                return _at(path, reason, "invalid_unicode")
+            if isinstance(leaf, float) and not math.isfinite(leaf):
+                return _at(path, "must be a finite number", "invalid_json")
     except (ValueError, RecursionError):
-        surrogate = number = None
-    if surrogate is not None:
-        return _at(surrogate, "half of a surrogate pair is not a character", "invalid_unicode")
-    if number is not None:
-        return _at(number, "must be a finite number", "invalid_json")
+        pass
     return InvalidRequest("The body is not valid JSON in UTF-8.", code="invalid_json")
 
 
@@ -77,28 +83,14 @@ def _at(path: str, reason: str, code: str) -> InvalidRequest:
     return InvalidRequest(f"{param or 'body'}: {reason}.", param=param, code=code)
 
 
-def _path_to(value: Any, path: str, is_bad: Callable[[Any], bool]) -> str | None:
-    """Where the first bad value or field name stands."""
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every field name, text and number, with where it stands."""
     if isinstance(value, dict):
         for key, child in value.items():
-            if is_bad(key):
-                return f"{path} (a field's name)" if path else "a field's name"
-            found = _path_to(child, f"{path}.{key}", is_bad)
-            if found is not None:
-                return found
+            yield (f"{path} (a field's name)" if path else "a field's name"), key
+            yield from _leaves(child, f"{path}.{key}")
     elif isinstance(value, list):
         for index, child in enumerate(value):
-            found = _path_to(child, f"{path}[{index}]", is_bad)
-            if found is not None:
-                return found
-    elif is_bad(value):
-        return path
-    return None
-
-
-def _has_surrogate(value: Any) -> bool:
-    return isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value)
-
-
-def _is_not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+            yield from _leaves(child, f"{path}[{index}]")
+    else:
+        yield path, value
