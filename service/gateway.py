@@ -101,9 +101,11 @@ class Gateway:
         card = await self._first_card()
         try:
             loaded = await loop.run_in_executor(self._threads, ModelTokenizer.from_card, card)
-        except TokenizerError as error:
-            self._failure = str(error)
-            _log.error("model %s cannot be served: %s", card.model, error)
+        except Exception as error:  # /health has to say it; a task that died says nothing
+            is_told = isinstance(error, TokenizerError)
+            problem = str(error) if is_told else f"its tokenizer fails ({type(error).__name__})"
+            self._failure = problem
+            _log.error("model %s cannot be served: %s", card.model, problem)
             return
         self._served = ServedModel(card, loaded, int(time.time()), self._threads)
         _log.info("serving %s", ", ".join(self._served.names))

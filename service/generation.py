@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from model_worker.protocol import AddRequest, FinishReason, RequestOutput, SamplingParams
 from service.detokenizer import Detokenizer
-from service.errors import GatewayError, Unavailable, error_from_worker
+from service.errors import Unavailable, error_from_worker
 from service.metrics import GatewayMetrics, RequestRecorder
 from service.request_gate import Ticket
 from service.router import WorkerLoad, choose_worker
@@ -88,7 +88,7 @@ class Generator:
                         outcome = event.finish_reason
                         recorder.end(outcome)
                     yield event
-        except GatewayError:
+        except Exception:  # a client that leaves is none
             outcome = "error"
             raise
         finally:

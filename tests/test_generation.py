@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ class Bench:
 
     def __init__(self, script: Callable[[AddRequest], Iterable[int]]) -> None:
         self.worker = FakeWorker(make_card(), script)
+        self.decode: Callable[[Sequence[int]], str] = make_tokenizer().decode
         self.gate = RequestGate(8)
         self.metrics = GatewayMetrics(lambda: [], lambda: QueueReading(0, 0))
         self.generator = Generator(lambda: [self.worker], self.metrics)
@@ -36,7 +37,7 @@ class Bench:
             received_at=self.metrics.clock(),
             **fields,
         )
-        return self.generator.events(request, make_tokenizer().decode, self.gate.admit(1)[0])
+        return self.generator.events(request, self.decode, self.gate.admit(1)[0])
 
     async def collect(self, **fields: Any) -> list[TextEvent]:
         return [event async for event in self.events(**fields)]
@@ -129,6 +130,20 @@ def test_a_failed_request_raises_its_typed_error() -> None:
         assert bench.metrics.total("requests_total", {"outcome": "error"}) == 1
 
     run(lambda request: byte_ids_of("hello world" * 500), test)
+
+
+def test_a_failure_of_our_own_is_an_error_and_no_abort() -> None:
+    async def test(bench: Bench) -> None:
+        def broken(_: Sequence[int]) -> str:
+            raise ZeroDivisionError
+
+        bench.decode = broken
+        with pytest.raises(ZeroDivisionError):
+            await bench.collect()
+        assert bench.metrics.total("requests_total", {"outcome": "error"}) == 1
+        assert bench.worker.num_requests == 0
+
+    run(lambda request: byte_ids_of("hello world" * 50), test)
 
 
 def test_an_abort_nobody_asked_for_is_an_error() -> None:

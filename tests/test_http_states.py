@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from model_worker.protocol import TokenizerFile
+from model_worker.protocol import ModelCard, TokenizerFile
+from service.tokenizer import ModelTokenizer
 from service.workers.fake import FakeWorker
 from tests.gateway_kit import MODEL_NAME, make_card
 from tests.http_kit import Served, events_of, metric, repeat, serving
@@ -51,6 +52,18 @@ def test_a_tokenizer_that_does_not_load_is_the_reason() -> None:
     card = type(card)(**{**_fields(card), "tokenizer_files": (broken,)})
     with serving(card=card, wait_ready=False) as served, served.client() as client:
         until(lambda: "digest" in client.get("/health").json()["error"]["message"])
+
+
+def test_an_unforeseen_failure_to_load_the_tokenizer_is_told_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_space(_: ModelCard) -> ModelTokenizer:
+        raise OSError("no space left on /secret/folder")
+
+    monkeypatch.setattr(ModelTokenizer, "from_card", no_space)
+    with serving(wait_ready=False) as served, served.client() as client:
+        until(lambda: "tokenizer fails (OSError)" in client.get("/health").text)
+        assert "secret" not in client.get("/health").text
 
 
 def _fields(card: Any) -> dict[str, Any]:
