@@ -54,8 +54,15 @@ class ChatTemplate:
             raise InvalidRequest(
                 "This model has no chat template; use /v1/completions.", param="messages"
             )
-        arguments_as_text = self._check_expressible(messages)
-        return self._rendered([self._plain(message, arguments_as_text) for message in messages])
+        try:
+            as_text = self._check_expressible(messages)
+            return self._rendered([self._plain(message, as_text) for message in messages])
+        except RecursionError:  # of tool arguments, read or written
+            raise InvalidRequest(
+                "messages: the arguments of a tool call are nested too deeply.",
+                param="messages",
+                code="not_expressible",
+            ) from None
 
     def _check_expressible(self, messages: Sequence[Message]) -> bool:
         """Whether tool arguments must be handed over as text rather than as an object."""

@@ -147,6 +147,14 @@ def test_arguments_that_are_no_object(arguments: str) -> None:
     assert error.param == "messages[0].tool_calls[0].function.arguments"
 
 
+def test_arguments_nested_too_deeply_for_the_template() -> None:
+    def render(_: list[dict[str, Any]]) -> str:
+        raise RecursionError
+
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        ChatTemplate(render, "a template").apply([UserMessage("x")])
+
+
 def test_the_next_turn_begins_with_the_whole_of_this_turns_prompt() -> None:
     """Over HTTP: null, absent and empty content count alike, and the next turn hits it all."""
     with serving(card=make_card()) as served, served.client() as client:

@@ -35,6 +35,11 @@ def test_defaults() -> None:
     assert completion().requested_max_tokens == 16
 
 
+@pytest.mark.parametrize(("given", "wanted"), [(511, 511), (512, 512), (10**30, 512)])
+def test_top_k_is_at_most_the_vocabulary(given: int, wanted: int) -> None:
+    assert chat(top_k=given).sampling_params(7, 512).top_k == wanted
+
+
 def test_all_sampling_fields_arrive() -> None:
     params = chat(
         temperature=0.5, top_p=0.9, top_k=-1, min_p=0.1, seed=5, presence_penalty=1,

@@ -95,7 +95,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             max_tokens=max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
-            top_k=max(self.top_k, 0) if self.top_k >= -1 else self.top_k,
+            top_k=min(max(self.top_k, 0), vocab_size) if self.top_k >= -1 else self.top_k,
             min_p=self.min_p,
             seed=self.seed,
             presence_penalty=self.presence_penalty,
