@@ -26,6 +26,7 @@ __all__ = [
     "GatewayConfig",
     "chat_config",
     "gateway_config",
+    "is_loopback",
     "resolve",
     "worker_config",
 ]
@@ -111,7 +112,7 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
         link_secret_file=_secret_file(values, values.get("worker", ())),
         log_level=values["log_level"],
     )
-    if not (_is_loopback(config.host) or config.has_keys or config.allow_no_auth):
+    if not (is_loopback(config.host) or config.has_keys or config.allow_no_auth):
         raise ConfigError(
             f"--host {config.host} can be reached from other machines and no key is set: "
             "give --api-key-file, or --allow-no-auth to serve everyone"
@@ -188,7 +189,8 @@ def _parse(setting: Setting, given: str | Sequence[str] | bool, source: str) -> 
         raise ConfigError(f"{source}: {error}") from None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address to bind is reachable from this machine alone."""
     if host.lower() == "localhost":
         return True
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.config import GatewayConfig
+from service.config import GatewayConfig, is_loopback
 from service.errors import (
     AuthenticationFailed,
     BodyTooLarge,
@@ -28,23 +27,13 @@ from service.errors import (
     error_response,
 )
 
-__all__ = ["KeyRing", "SecurityMiddleware", "is_loopback", "read_body"]
+__all__ = ["KeyRing", "SecurityMiddleware", "read_body"]
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _OPEN_PATHS = frozenset({"/health", "/live", "/version"})
 _ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/dashboard/data"})
 _DRAIN_LIMIT = 64 * 2**20  # bytes read and thrown away so that the client gets to see the answer
 _DRAIN_SECONDS = 5.0
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address to bind is reachable from this machine alone."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from service.config import is_loopback
 from service.errors import AuthenticationFailed, BodyTooLarge, InvalidRequest, PermissionDenied
-from service.security import KeyRing, is_loopback, read_body
+from service.security import KeyRing, read_body
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ computes, nor of scheduling.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -74,7 +73,3 @@ def paged_attention_forward(
 def register_attention() -> None:
     """Make ``attn_implementation="headstart"`` known to transformers; idempotent."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
-
-
-def slot_tensor(slots: Sequence[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(slots, dtype=torch.int64, device=device)
