@@ -268,12 +268,12 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=32)
     arguments = parser.parse_args()
     num_blocks, block_size = arguments.num_blocks, arguments.block_size
+    if num_blocks < 10_000:
+        parser.error("--num-blocks must be at least 10000")
     result: dict[str, Any] = {"context": context(), "goals": GOALS}
     result["prompt"] = [measure_prompt(size) for size in (32, 16)]
     result["memory"] = [measure_memory(shape, num_blocks, block_size) for shape in SHAPES]
-    result["match"] = [
-        measure_match(count, block_size) for count in (num_blocks // 100, num_blocks)
-    ]
+    result["match"] = [measure_match(count, block_size) for count in (10_000, num_blocks)]
     few, many = result["match"]
     result["match_ratio"] = many["median_s"] / few["median_s"]
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")
