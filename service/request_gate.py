@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from service.errors import InvalidRequest, Overloaded, Unavailable
+from service.errors import Overloaded, Unavailable
 
 __all__ = ["RequestGate", "Ticket"]
 
@@ -62,15 +62,8 @@ class RequestGate:
             raise Unavailable("The server is shutting down.", code="shutting_down", retry_after=5)
 
     def admit(self, num_requests: int) -> list[Ticket]:
-        """All or none. Raises Overloaded when the queue is full, InvalidRequest for more than it
-        ever holds, Unavailable while draining."""
+        """All or none. Raises Overloaded when the queue is full, Unavailable while draining."""
         self.check_open()
-        if num_requests > self._max_queue:
-            raise InvalidRequest(
-                f"prompt: {num_requests} prompts are more than the {self._max_queue} requests "
-                "that may wait here; send fewer at once.",
-                param="prompt",
-            )
         if self._num_queued + num_requests > self._max_queue:
             raise Overloaded(
                 f"The queue of {self._max_queue} waiting requests is full; try again later.",

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from service.errors import InvalidRequest, Overloaded, Unavailable
+from service.errors import Overloaded, Unavailable
 from service.request_gate import RequestGate
 
 
@@ -29,14 +29,6 @@ def test_a_ticket_leaves_the_queue_when_started_and_the_gate_when_closed() -> No
 def test_closing_a_waiting_ticket_frees_both() -> None:
     gate = RequestGate(1)
     gate.admit(1)[0].close()
-    assert counts(gate) == (0, 0)
-
-
-def test_more_than_the_queue_ever_holds_is_not_told_to_try_again() -> None:
-    gate = RequestGate(3)
-    with pytest.raises(InvalidRequest) as failure:
-        gate.admit(4)
-    assert failure.value.param == "prompt"
     assert counts(gate) == (0, 0)
 
 
