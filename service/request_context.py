@@ -10,7 +10,7 @@ import traceback
 import uuid
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import InternalError, error_response
@@ -46,6 +46,8 @@ class RequestContextMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            _log.info("request %s ended: the client left while it was sending", request_id)
         except Exception as error:
             _log_failure(request_id, error)
             if not is_started:

@@ -131,7 +131,8 @@ async def read_body(request: Request, limit: int) -> bytes:
     size = 0
     is_too_large = announced.isdecimal() and int(announced) > limit
     try:
-        async with asyncio.timeout(None) as deadline:
+        # From its announcement on, whether or not anything of it ever comes.
+        async with asyncio.timeout(_DRAIN_SECONDS if is_too_large else None) as deadline:
             async for chunk in request.stream():
                 size += len(chunk)
                 if is_too_large or size > limit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -199,3 +200,19 @@ def test_hits_are_counted_once_per_request_whatever_the_waiting(path: str) -> No
         assert shown["hit_rate"]["hit"] == cached
         assert shown["windows"]["1m"]["hit_rate"] == shown["hit_rate"]
         assert shown["windows"]["1m"]["ttft_hit_s"]["count"] >= 1
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    with serving() as served, served.client() as client:
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address) as connection:
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\n"
+                "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            )
+            connection.sendall(head.encode())
+        until(lambda: "the client left while it was sending" in caplog.text)
+        assert "failed" not in caplog.text

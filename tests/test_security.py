@@ -76,6 +76,18 @@ def test_a_larger_body_is_refused_announced_or_not() -> None:
         read([b"abcde"], 4, content_length="5")
 
 
+def test_a_larger_body_that_never_comes_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.security._DRAIN_SECONDS", 0.05)
+
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    raw = [(b"content-length", b"5")]
+    request = Request({"type": "http", "method": "POST", "headers": raw}, receive)
+    with pytest.raises(BodyTooLarge):
+        asyncio.run(asyncio.wait_for(read_body(request, 4), 5))
+
+
 def test_an_empty_body() -> None:
     with pytest.raises(InvalidRequest):
         read([], 4)
