@@ -16,11 +16,13 @@ import torch
 from cache_store.tiers.device import DeviceTier
 from model_worker.attention.metadata import AttentionMetadata, SequenceSpan, SlotRun, slot_runs
 
-# Below this many tokens, one more kernel call costs more than copying the run: a call with its
-# views takes some 25 us, a gathered row of 3 x 64 floats in K and V some 0.05 us.
+# Below this many tokens, one more kernel call costs more than copying the run.
 MIN_IN_PLACE_TOKENS = 256
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+Part = tuple[torch.Tensor, torch.Tensor]
+"""Output (1, heads, tokens, head_dim) over some KV rows, and its log-sum-exp (1, heads, tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,43 @@ class _SpanPlan:
     gather: _Gather | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer of the pool, heads first: (1, kv_heads, slots, head_dim) views of its tensors."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def store(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        self.keys.index_copy_(2, slots, key)
+        self.values.index_copy_(2, slots, value)
+
+    def run(self, run: SlotRun) -> tuple[torch.Tensor, torch.Tensor]:
+        return (
+            self.keys.narrow(2, run.start, run.num_tokens),
+            self.values.narrow(2, run.start, run.num_tokens),
+        )
+
+    def gather(self, gather: _Gather, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = (
+            tensor.view(1, tensor.shape[1], -1, block_size, tensor.shape[3])
+            .index_select(2, gather.block_ids)
+            .flatten(2, 3)
+            .narrow(2, 0, gather.num_tokens)
+            for tensor in (self.keys, self.values)
+        )
+        return keys, values
+
+
 class CpuFlashBackend:
+    """Needs a tier whose memory lies heads first, as the CPU's does."""
+
     def __init__(self, tier: DeviceTier) -> None:
-        self._tier = tier
         self._block_size = tier.spec.block_size
+        self._layers = [
+            _Layer(_heads_first(keys), _heads_first(values))
+            for keys, values in zip(tier.keys, tier.values, strict=True)
+        ]
 
     def prepare(self, spans: tuple[SequenceSpan, ...]) -> tuple[_SpanPlan, ...]:
         return tuple(self._plan(span) for span in spans)
@@ -73,50 +108,42 @@ class CpuFlashBackend:
         scaling: float,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        keys, values = self._tier.keys[layer_idx], self._tier.values[layer_idx]
-        keys.flatten(0, 1).index_copy_(0, metadata.slot_mapping, key[0].transpose(0, 1))
-        values.flatten(0, 1).index_copy_(0, metadata.slot_mapping, value[0].transpose(0, 1))
+        layer = self._layers[layer_idx]
+        layer.store(metadata.slot_mapping, key, value)
         plans = metadata.plan
         assert isinstance(plans, tuple)
         outputs = []
         for plan in plans:
-            start, stop = plan.span.query_start, plan.span.query_stop
-            parts = self._past_parts(plan, query[:, :, start:stop], keys, values, scaling)
-            if plan.span.query_len > 1:
-                own = (query[:, :, start:stop], key[:, :, start:stop], value[:, :, start:stop])
-                parts.append(_flash(*own, 0.0, True, scale=scaling))
+            start, count = plan.span.query_start, plan.span.query_len
+            own_query = query.narrow(2, start, count)
+            parts = self._past_parts(plan, own_query, layer, scaling)
+            if count > 1:
+                own_key, own_value = key.narrow(2, start, count), value.narrow(2, start, count)
+                parts.append(_flash(own_query, own_key, own_value, 0.0, True, scale=scaling))
             outputs.append(_merge(parts))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def _past_parts(
-        self,
-        plan: _SpanPlan,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scaling: float,
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        parts = []
-        flat_keys, flat_values = keys.flatten(0, 1), values.flatten(0, 1)
-        for run in plan.runs:
-            run_keys = flat_keys[run.start : run.stop].transpose(0, 1).unsqueeze(0)
-            run_values = flat_values[run.start : run.stop].transpose(0, 1).unsqueeze(0)
-            parts.append(_flash(query, run_keys, run_values, scale=scaling))
+        self, plan: _SpanPlan, query: torch.Tensor, layer: _Layer, scaling: float
+    ) -> list[Part]:
+        parts: list[Part] = [_flash(query, *layer.run(run), scale=scaling) for run in plan.runs]
         if plan.gather is not None:
-            ids, count = plan.gather.block_ids, plan.gather.num_tokens
-            own_keys = keys.index_select(0, ids).flatten(0, 1)[:count].transpose(0, 1).unsqueeze(0)
-            own_values = (
-                values.index_select(0, ids).flatten(0, 1)[:count].transpose(0, 1).unsqueeze(0)
-            )
-            parts.append(_flash(query, own_keys, own_values, scale=scaling))
+            gathered = layer.gather(plan.gather, self._block_size)
+            parts.append(_flash(query, *gathered, scale=scaling))
         return parts
 
 
-def _merge(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Join parts of (output (1, heads, n, head_dim), log-sum-exp (1, heads, n)).
+def _heads_first(layer: torch.Tensor) -> torch.Tensor:
+    """(blocks, block_size, kv_heads, head_dim) as (1, kv_heads, slots, head_dim), without a copy.
 
-    Returns (1, n, heads, head_dim).
+    Raises RuntimeError where the memory does not lie that way.
     """
+    blocks, block_size, kv_heads, head_dim = layer.shape
+    return layer.permute(2, 0, 1, 3).view(1, kv_heads, blocks * block_size, head_dim)
+
+
+def _merge(parts: list[Part]) -> torch.Tensor:
+    """Join parts over different KV rows into (1, new tokens, heads, head_dim)."""
     if len(parts) == 1:
         return parts[0][0].transpose(1, 2)
     weights = torch.stack([lse for _, lse in parts]).softmax(dim=0).unsqueeze(-1)
