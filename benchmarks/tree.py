@@ -1,6 +1,6 @@
 """Speed and memory of the prefix cache alone: no model, no tensors.
 
-    python benchmarks/tree.py [--output FILE] [--num-blocks N]
+    python -m benchmarks.tree [--output FILE] [--num-blocks N]
 
 Prints a table and writes JSON. Every figure is the median of its repetitions in wall-clock
 seconds, with the process time beside it, since other programs may share the machine. Shapes of
@@ -13,12 +13,8 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.report import print_table, save
 from cache_store.block_hash import HASH_VERSION, Namespace
 from cache_store.cache import Lease
 from cache_store.eviction import make_eviction_policy
@@ -218,27 +215,6 @@ def measure_match(num_blocks: int, block_size: int, repetitions: int = 4) -> dic
     return {"num_blocks": num_blocks, "block_size": block_size, **timer.summary()}
 
 
-def context() -> dict[str, Any]:
-    root = Path(__file__).resolve().parent.parent
-    git = ["git", "-C", str(root)]
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-    changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
-    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(": ")[1] for line in cpuinfo if line.startswith("model name")), "?")
-    return {
-        "cpu": model,
-        "num_cpus": os.cpu_count(),
-        "load_average": os.getloadavg(),
-        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "system": platform.platform(),
-        "python": sys.version.split()[0],
-        "numpy": np.__version__,
-        "hash_version": HASH_VERSION,
-        "commit": commit.stdout.strip() + ("+changes" if changes.stdout.strip() else ""),
-        "seed": SEED,
-    }
-
-
 def rows(result: dict[str, Any]) -> Iterator[tuple[str, float, float | None, str]]:
     """(what, measured, goal, unit) of each line of the table."""
     for prompt in result["prompt"]:
@@ -263,23 +239,25 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, float, float | None, str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=Path("tree.json"))
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--num-blocks", type=int, default=1_000_000)
     parser.add_argument("--block-size", type=int, default=32)
     arguments = parser.parse_args()
     num_blocks, block_size = arguments.num_blocks, arguments.block_size
     if num_blocks < 10_000:
         parser.error("--num-blocks must be at least 10000")
-    result: dict[str, Any] = {"context": context(), "goals": GOALS}
+    result: dict[str, Any] = {"goals": GOALS, "hash_version": HASH_VERSION}
     result["prompt"] = [measure_prompt(size) for size in (32, 16)]
     result["memory"] = [measure_memory(shape, num_blocks, block_size) for shape in SHAPES]
     result["match"] = [measure_match(count, block_size) for count in (10_000, num_blocks)]
     few, many = result["match"]
     result["match_ratio"] = many["median_s"] / few["median_s"]
-    arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    for what, measured, goal, unit in rows(result):
-        mark = "" if goal is None else f"goal {goal:g}" + ("" if measured <= goal else "  MISSED")
-        print(f"{what:52} {measured:10.3f} {unit:15} {mark}")
+    result["summary"] = [
+        (what, f"{measured:,.2f} {unit}", "" if goal is None else f"<= {goal:g} {unit}")
+        for what, measured, goal, unit in rows(result)
+    ]
+    print_table(result["summary"], ("what", "measured", "goal"))
+    save("tree", "random prompts; see the module's text", result, arguments.output, SEED)
 
 
 if __name__ == "__main__":
