@@ -75,7 +75,8 @@ def chat_ttft(client: httpx.Client, server: Server, system: str, question: str) 
         ],
         "max_tokens": 3,
         "temperature": 0,
-        "ignore_eos": True,
+        # A token without text would only show with the next one: forbid the special ones.
+        "logit_bias": {str(token_id): -100 for token_id in range(17)},
         "stream": True,
         "stream_options": {"include_usage": True},
     }

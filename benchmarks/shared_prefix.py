@@ -57,11 +57,10 @@ def measure(rounds: int) -> dict[str, Any]:
                 note(f"{name} warm", warm.ttft_s)
                 if server is cached:
                     total, new = warm.prompt_tokens, warm.prompt_tokens - warm.cached_tokens
-                    first_total = cold.prompt_tokens
             sizes["prompt_tokens"].append(total)
             sizes["new_tokens"].append(new)
-            ids = np.random.default_rng(number + 9).integers(10, vocab, first_total, dtype=np.int32)
-            other = ids.copy()[:total]
+            ids = np.random.default_rng(number + 9).integers(10, vocab, total, dtype=np.int32)
+            other = ids.copy()
             other[-new:] = (other[-new:] + 1) % vocab
             note("engine cold", time_to_first_token(engine, "cold", ids)[0])
             warm_s, num_cached = time_to_first_token(engine, "warm", other)
