@@ -61,6 +61,7 @@ def _serve(config: WorkerConfig, server: WorkerServer, shutdown: Shutdown) -> in
     # is why the import comes after; an operator's own choice stands.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from model_worker.build import build_worker, model_card, warm_up
+    from model_worker.engine import EngineError
     from model_worker.engine_loop import EngineLoop
     from model_worker.loader import ModelLoadError
 
@@ -77,7 +78,11 @@ def _serve(config: WorkerConfig, server: WorkerServer, shutdown: Shutdown) -> in
     engine = parts.new_engine()
     shutdown.serving(server.wake)
     server.set_ready(model_card(config, parts))
-    EngineLoop(engine, server, shutdown, config.drain_timeout_s).run()
+    try:
+        EngineLoop(engine, server, shutdown, config.drain_timeout_s).run()
+    except EngineError as error:
+        logger.critical("%s; the worker ends", error)
+        return 1
     return 0
 
 

@@ -6,7 +6,6 @@ owns the parts. Everything is built here, and nowhere else.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from model_worker.attention.backend import AttentionBackend, register_attention
 from model_worker.attention.cpu import CpuFlashBackend
 from model_worker.attention.sdpa import SdpaBackend
 from model_worker.coalescer import Coalescer
+from model_worker.cores import usable_cores
 from model_worker.engine import Engine, EngineLimits
 from model_worker.loader import (
     LoadedModel,
@@ -83,7 +83,7 @@ def build_worker(config: WorkerConfig, progress: Progress) -> WorkerParts:
     """Load the model and allocate its pool. Raises ModelLoadError."""
     device = _choose_device(config.device)
     if device.type == "cpu":
-        torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(config.num_threads or usable_cores())
     register_attention()
     cache_dir = None if config.model_cache_dir is None else Path(config.model_cache_dir)
     source = resolve_model(config.model, cache_dir, progress)
@@ -102,13 +102,18 @@ def build_worker(config: WorkerConfig, progress: Progress) -> WorkerParts:
     max_batched = config.max_num_batched_tokens or (
         MAX_BATCHED_TOKENS_CPU if device.type == "cpu" else MAX_BATCHED_TOKENS_CUDA
     )
+    if max_batched <= config.max_num_seqs:
+        max_batched = config.max_num_seqs + 1
+        progress(
+            f"--max-num-batched-tokens raised to {max_batched}: one for each of --max-num-seqs"
+        )
     return WorkerParts(
         loaded=loaded,
         bill=bill,
         cache=_build_cache(config, bill.num_blocks),
         tier=tier,
         runner=ModelRunner(loaded.model, tier, _choose_backend(tier), Sampler()),
-        pacer=PrefillPacer(config.max_itl_factor, max(max_batched, config.max_num_seqs + 1)),
+        pacer=PrefillPacer(config.max_itl_factor, max_batched),
         config=config,
     )
 

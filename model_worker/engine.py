@@ -32,6 +32,14 @@ from model_worker.scheduler import RequestUpdate, Scheduler
 logger = logging.getLogger(__name__)
 
 
+# A device that has failed for good fails on every step: its process is better started again.
+MAX_FAILED_STEPS = 5
+
+
+class EngineError(Exception):
+    """The engine cannot go on; its process should end and be started anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     fingerprint: str
@@ -64,6 +72,7 @@ class Engine:
         self._num_arrived = 0
         self._num_steps = 0
         self._step_s = 0.0
+        self._num_failed_in_row = 0
 
     @property
     def has_work(self) -> bool:
@@ -72,6 +81,7 @@ class Engine:
     # ------------------------------------------------------------------ the life of the engine
 
     def step(self) -> None:
+        """Raises EngineError after MAX_FAILED_STEPS failures in a row."""
         started_s = self._clock()
         batch = self._scheduler.schedule()
         if not batch.scheduled:
@@ -229,15 +239,20 @@ class Engine:
     def _execute(self, batch: ScheduledBatch) -> StepResult | None:
         """None where the model failed: the step's requests have been ended with the reason."""
         try:
-            return self._runner.execute(batch)
-        except Exception:
+            result = self._runner.execute(batch)
+            self._num_failed_in_row = 0
+            return result
+        except Exception as error:
+            self._num_failed_in_row += 1
+            if self._num_failed_in_row == MAX_FAILED_STEPS:
+                raise EngineError(f"{MAX_FAILED_STEPS} steps failed in a row") from error
             # Whatever it was, its batch is lost and the rest is not: nothing of this step was
             # committed, and the blocks it wrote are private to the requests that end here.
             logger.exception("a step failed; its %d requests end", len(batch.scheduled))
-        error = RequestError(code=ErrorCode.INTERNAL, message="the model failed on this step")
+        failure = RequestError(code=ErrorCode.INTERNAL, message="the model failed on this step")
         for item in batch.scheduled:
             self._scheduler.abort(item.request)
-            self._end(item.request.key, FinishReason.ERROR, error)
+            self._end(item.request.key, FinishReason.ERROR, failure)
         return None
 
     def _end_what_cannot_start(self) -> None:

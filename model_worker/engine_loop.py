@@ -51,8 +51,11 @@ class EngineLoop:
         self._is_unchecked = False
 
     def run(self) -> None:
-        """Serve until stopped. Raises LinkError when the link's thread fails, AssertionError when
-        the cache's integrity is lost."""
+        """Serve until stopped.
+
+        Raises LinkError when the link's thread fails, EngineError when step after step does, and
+        AssertionError when the cache's integrity is lost.
+        """
         while not self._is_done():
             is_busy = self._engine.has_work
             commands = self._server.poll_commands(0 if is_busy else IDLE_CHECK_S)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from cache_store.block import KVCacheSpec, num_blocks_for
+from model_worker.loader.errors import ModelLoadError
 from model_worker.memory import MemoryBill, free_host_memory, plan_memory
 from model_worker.protocol import WorkerConfig
 
@@ -23,15 +24,21 @@ def plan_pool(
 ) -> MemoryBill:
     """The bill of the pool for ``spec`` on ``device``, after the weights are loaded.
 
-    Raises ModelLoadError if the pool cannot hold one conversation of ``max_model_len``.
+    Raises ModelLoadError if more is asked for than is free, and if the pool cannot hold one
+    conversation of ``max_model_len``.
     """
     if device.type == "cuda":
-        free = _free_cuda(device, config.gpu_memory_utilization)
-        budget = config.kv_cache_memory or free
+        free = default = _free_cuda(device, config.gpu_memory_utilization)
     else:
         free = free_host_memory()
-        budget = config.kv_cache_memory or _cpu_budget(free, spec, max_model_len)
-    return plan_memory(spec, min(budget, free), max_model_len, free)
+        default = _cpu_budget(free, spec, max_model_len)
+    budget = config.kv_cache_memory or default
+    if budget > free:
+        raise ModelLoadError(
+            f"--kv-cache-memory asks for {budget / 2**30:.2f} GiB and {free / 2**30:.2f} GiB "
+            "are free once the weights are loaded"
+        )
+    return plan_memory(spec, budget, max_model_len, free)
 
 
 def _free_cuda(device: torch.device, utilization: float) -> int:

@@ -154,6 +154,8 @@ class Scheduler:
             match = self._cache.match(request.namespace, request.token_ids[:-1])
             if self._follows(request, match):
                 continue
+            if not self._may_fit(request, match):
+                break
             lease = self._cache.acquire(match)
             # The whole prompt at once: a prompt that got in is not thrown out half-way by its own
             # kind, and its blocks come as one run.
@@ -167,6 +169,14 @@ class Scheduler:
             budget -= count
             scheduled.append(ScheduledRequest(request, count))
         return copies
+
+    def _may_fit(self, request: Request, match: PrefixMatch) -> bool:
+        """False where no eviction could make room: asked before acquiring, since that counts as a
+        hit, which a request that waits for room must not be at every step."""
+        blocks = self._cache.stats()
+        num_missing = -(-request.num_tokens // self._block_size)
+        num_missing -= match.num_block_tokens // self._block_size
+        return num_missing <= blocks.num_free + blocks.num_evictable
 
     def _follows(self, request: Request, match: PrefixMatch) -> bool:
         # Who lacks nothing but the last token has nothing to wait for: no commit brings more.

@@ -159,6 +159,7 @@ def worker_config(
         eviction_policy=values["eviction_policy"],
         max_itl_factor=values["max_itl_factor"],
         num_threads=values["num_threads"],
+        drain_timeout_s=values["drain_timeout"],
         log_level=values["log_level"],
     )
 

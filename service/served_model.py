@@ -61,6 +61,8 @@ class ServedModel:
 
     def check_ids(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
         """Ids that the client tokenized itself. Raises InvalidRequest."""
+        # Too many are refused before they are looked at one by one.
+        self._check_length(len(token_ids), "prompt")
         size = self.card.vocab_size
         for token_id in token_ids:
             if not 0 <= token_id < size:
@@ -68,7 +70,7 @@ class ServedModel:
                     f"prompt: token id {token_id} is outside the vocabulary of {size}.",
                     param="prompt",
                 )
-        return self._fitting(np.asarray(token_ids, dtype=np.int32), "prompt")
+        return np.asarray(token_ids, dtype=np.int32)
 
     def max_tokens(self, requested: int | None, num_prompt_tokens: int) -> int:
         """As requested, but never past the end of the context; None asks for all the rest."""
@@ -79,7 +81,11 @@ class ServedModel:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _fitting(self, token_ids: NDArray[np.int32], param: str) -> NDArray[np.int32]:
-        limit, size = self.card.max_model_len, len(token_ids)
+        self._check_length(len(token_ids), param)
+        return token_ids
+
+    def _check_length(self, size: int, param: str) -> None:
+        limit = self.card.max_model_len
         if size == 0:
             raise InvalidRequest(f"{param}: gives no token at all.", param=param)
         if size > limit - 1:
@@ -88,4 +94,3 @@ class ServedModel:
                 "at least 1 is left to the answer.",
                 param=param,
             )
-        return token_ids

@@ -139,7 +139,7 @@ _GATEWAY_SETTINGS = (
         kinds.number(0.0),
         30.0,
         "Seconds that running requests get to finish once a shutdown was asked for.",
-        _GATEWAY,
+        _BOTH,
         "SECONDS",
     ),
     Setting(

@@ -20,7 +20,7 @@ from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
 from model_worker.batch import ScheduledBatch, StepResult
 from model_worker.coalescer import Coalescer
-from model_worker.engine import Engine, EngineLimits
+from model_worker.engine import MAX_FAILED_STEPS, Engine, EngineError, EngineLimits
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import AddRequest, ErrorCode, FinishReason, RequestOutput, SamplingParams
 from model_worker.request import Request
@@ -372,6 +372,37 @@ def test_stop_tokens_end_and_ignore_eos_does_not() -> None:
     assert world.tokens("ignore") == answer
     assert world.ending("ignore").stop_token_id is None
     assert world.tokens("stop") == answer[: answer.index(answer[5]) + 1]
+
+
+def test_a_device_that_fails_for_good_ends_the_engine() -> None:
+    world = World()
+    for number in range(MAX_FAILED_STEPS):
+        world.add(f"r{number}", prompt(5, number))
+        world.runner.fails_next = True
+        if number == MAX_FAILED_STEPS - 1:
+            with pytest.raises(EngineError, match="5 steps failed in a row"):
+                world.engine.step()
+            return
+        world.step()
+        assert world.ending(f"r{number}").error is not None
+
+
+def test_a_request_that_waits_for_room_is_no_hit_at_every_step() -> None:
+    world = World(num_blocks=20)
+    world.add("first", prompt(16), 1)
+    world.run()
+    world.add("large", prompt(40, 1), 20)
+    world.step()
+    acquired = []
+    acquire = world.cache.acquire
+    world.cache.acquire = lambda match: acquired.append(match) or acquire(match)  # type: ignore[method-assign, func-returns-value]
+    world.add("waits", [*prompt(16), *prompt(24, 2)], 10)
+    for _ in range(5):
+        world.step()
+    assert world.engine.stats().num_waiting == 1
+    assert acquired == []
+    world.run()
+    assert world.tokens("waits") == answer_of([*prompt(16), *prompt(24, 2)], 10)
 
 
 def test_a_lost_link_takes_its_requests_along() -> None:
