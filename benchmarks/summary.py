@@ -101,7 +101,8 @@ def table() -> str:
 
 def tree_rows() -> Iterator[Row]:
     for label, figure, goal in load("tree")["results"]["summary"]:
-        yield f"Tree: {label}", figure, "", goal
+        if goal:
+            yield f"Tree: {label}", figure, "", goal
 
 
 def put_into(readme: str, text: str) -> str:

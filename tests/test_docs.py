@@ -9,6 +9,7 @@ import pytest
 from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks import summary
 from model_worker.protocol import WorkerStats
 from service import settings_document
 from service.app import create_app
@@ -40,6 +41,12 @@ def test_the_readme_has_the_settings_table() -> None:
     match = re.search(r"<!-- settings:begin -->\n(.*)\n<!-- settings:end -->", readme, re.DOTALL)
     assert match
     assert match[1].strip() == settings_document.markdown(), "put in what headstart settings prints"
+
+
+def test_the_readme_has_the_figures_of_the_results() -> None:
+    readme = (ROOT / "README.md").read_text()
+    fresh = summary.put_into(readme, summary.table())
+    assert readme == fresh, "python -m benchmarks.summary --write"
 
 
 def test_every_option_that_documents_name_exists() -> None:
