@@ -80,6 +80,7 @@ def test_every_worker_setting_reaches_the_worker() -> None:
         "max_num_waiting": "7",
         "max_itl_factor": "1.5",
         "num_threads": "2",
+        "drain_timeout": "2.5",
     }
     assert set(arguments) | {"link_secret_file"} == {s.name for s in settings_of("worker")}
     made = worker_config(resolve("worker", arguments, NOTHING), worker_id="w")
@@ -103,6 +104,7 @@ def test_every_worker_setting_reaches_the_worker() -> None:
         max_num_waiting=7,
         max_itl_factor=1.5,
         num_threads=2,
+        drain_timeout_s=2.5,
     )
 
 

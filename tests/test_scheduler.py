@@ -6,6 +6,7 @@ so a request that lost or mixed up its history answers differently.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -388,7 +389,7 @@ def test_a_device_that_fails_for_good_ends_the_engine() -> None:
 
 
 def test_a_request_that_waits_for_room_is_no_hit_at_every_step() -> None:
-    world = World(num_blocks=20)
+    world = World(num_blocks=17, max_batched=64)
     world.add("first", prompt(16), 1)
     world.run()
     world.add("large", prompt(40, 1), 20)
@@ -396,13 +397,13 @@ def test_a_request_that_waits_for_room_is_no_hit_at_every_step() -> None:
     acquired = []
     acquire = world.cache.acquire
     world.cache.acquire = lambda match: acquired.append(match) or acquire(match)  # type: ignore[method-assign, func-returns-value]
-    world.add("waits", [*prompt(16), *prompt(24, 2)], 10)
+    world.add("waits", [*prompt(16), *prompt(40, 2)], 8)
     for _ in range(5):
         world.step()
     assert world.engine.stats().num_waiting == 1
     assert acquired == []
     world.run()
-    assert world.tokens("waits") == answer_of([*prompt(16), *prompt(24, 2)], 10)
+    assert world.tokens("waits") == answer_of([*prompt(16), *prompt(40, 2)], 8)
 
 
 def test_a_lost_link_takes_its_requests_along() -> None:
@@ -473,7 +474,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def fail_a_step(self) -> None:
         self.world.runner.fails_next = True
-        self.world.step()
+        # The fifth in a row ends a worker; here its requests go on.
+        with contextlib.suppress(EngineError):
+            self.world.step()
         self.world.runner.fails_next = False
 
     @rule()
