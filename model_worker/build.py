@@ -43,7 +43,7 @@ from model_worker.scheduler import Scheduler
 MAX_BATCHED_TOKENS_CPU = 512  # some two seconds a step for a small model: arrivals wait that long
 MAX_BATCHED_TOKENS_CUDA = 8192
 WARM_UP_PROMPT_TOKENS = 64
-WARM_UP_OUTPUT_TOKENS = 8
+WARM_UP_OUTPUT_TOKENS = 4
 
 
 @dataclass(frozen=True)
