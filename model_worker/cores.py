@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from model_worker.control_groups import group_folders, read_text
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -22,28 +24,13 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 def _quotas(root: Path) -> list[float]:
     """Cores that each control group above this process allows."""
-    mount = root / "sys" / "fs" / "cgroup"
     quotas = []
-    for line in _read(root / "proc" / "self" / "cgroup").splitlines():
-        number, controllers, group = line.split(":", 2)
-        names = [name for name in PurePosixPath(group).parts if name not in ("/", "..")]
-        for depth in range(len(names), -1, -1):
-            if number == "0" and not controllers:
-                limits = _read(mount.joinpath(*names[:depth]) / "cpu.max").split()
-            elif "cpu" in controllers.split(","):
-                folder = (mount / "cpu").joinpath(*names[:depth])
-                limits = [
-                    _read(folder / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period")
-                ]
-            else:
-                break
-            if len(limits) == 2 and limits[0].isdigit() and limits[1].isdigit():
-                quotas.append(int(limits[0]) / int(limits[1]))
+    for folder in group_folders(root, "cpu"):
+        if folder.version == 2:
+            limits = read_text(folder.path / "cpu.max").split()
+        else:
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            limits = [read_text(folder.path / file).strip() for file in files]
+        if len(limits) == 2 and limits[0].isdigit() and limits[1].isdigit():
+            quotas.append(int(limits[0]) / int(limits[1]))
     return quotas
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError:
-        return ""

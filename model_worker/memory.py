@@ -8,9 +8,10 @@ does not fit. Allocates nothing and knows nothing of tensors.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from cache_store.block import KVCacheSpec, num_blocks_for
+from model_worker.control_groups import group_folders, read_text
 from model_worker.loader.errors import ModelLoadError
 
 _GIB = 1024**3
@@ -103,7 +104,7 @@ def free_host_memory(root: Path = Path("/")) -> int:
 
 
 def _host_available(meminfo: Path) -> int | None:
-    for line in _read(meminfo).splitlines():
+    for line in read_text(meminfo).splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
@@ -112,50 +113,30 @@ def _host_available(meminfo: Path) -> int | None:
 
 def _group_headrooms(root: Path) -> list[int]:
     """Limit minus use of each control group that this process is in, parents included."""
-    mount = root / "sys" / "fs" / "cgroup"
     headrooms = []
-    for line in _read(root / "proc" / "self" / "cgroup").splitlines():
-        number, controllers, group = line.split(":", 2)
-        if number == "0" and not controllers:
+    for folder in group_folders(root, "memory"):
+        if folder.version == 2:
             files = ("memory.max", "memory.current", "inactive_file")
-            base = mount
-        elif "memory" in controllers.split(","):
-            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            base = mount / "memory"
         else:
-            continue
-        for folder in _with_parents(base, group):
-            headroom = _headroom(folder, *files)
-            if headroom is not None:
-                headrooms.append(headroom)
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        headroom = _headroom(folder.path, *files)
+        if headroom is not None:
+            headrooms.append(headroom)
     return headrooms
 
 
-def _with_parents(base: Path, group: str) -> list[Path]:
-    """The group's folder and all above it; a container may see its own group as the root."""
-    names = [name for name in PurePosixPath(group).parts if name not in ("/", "..")]
-    return [base.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
-
-
 def _headroom(folder: Path, limit_file: str, usage_file: str, cache_field: str) -> int | None:
-    limit = _read(folder / limit_file).strip()
-    usage = _read(folder / usage_file).strip()
+    limit = read_text(folder / limit_file).strip()
+    usage = read_text(folder / usage_file).strip()
     if not limit.isdigit() or not usage.isdigit() or int(limit) >= _UNLIMITED:
         return None
     # Cached file pages count as used but are given up on demand, a model's own file among them.
     reclaimable = 0
-    for line in _read(folder / "memory.stat").splitlines():
+    for line in read_text(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name == cache_field:
             reclaimable = int(value)
     return int(limit) - int(usage) + reclaimable
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def _size(num_bytes: int) -> str:
