@@ -16,6 +16,7 @@ from enum import StrEnum
 
 import msgspec
 
+from cache_store.events import CacheEvent
 from model_worker.link import (
     LinkError,
     LinkKeys,
@@ -44,8 +45,12 @@ __all__ = [
     "LinkKeys",
     "LinkTiming",
     "ModelCard",
+    "PrefixAction",
+    "PrefixCommand",
+    "PrefixReply",
     "ProtocolVersion",
     "Refusal",
+    "Reply",
     "RequestError",
     "RequestOutput",
     "ResetCache",
@@ -78,7 +83,7 @@ class ProtocolVersion(msgspec.Struct, frozen=True, array_like=True):
         return self.major == other.major and abs(self.minor - other.minor) <= 1
 
 
-PROTOCOL_VERSION = ProtocolVersion(1, 0)
+PROTOCOL_VERSION = ProtocolVersion(1, 1)
 
 
 class FinishReason(StrEnum):
@@ -121,6 +126,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     prompt_token_ids: bytes
     sampling_params: SamplingParams
     cache_salt: str = ""
+    priority: int = 0  # -10 to 10: each step counts as a minute of recency for its blocks
+    retention_s: float = 0.0  # its blocks stand as if they were used this much later
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -128,12 +135,33 @@ class Abort(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class ResetCache(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Drop every unlocked block. Answered with :class:`CacheReset`."""
+    """Drop every unlocked block, in all tiers. Answered with :class:`CacheReset`."""
 
     call_id: str
 
 
-Command = AddRequest | Abort | ResetCache
+class PrefixAction(StrEnum):
+    """What is to become of a stored prefix. Blocks that other prefixes share, or that a running
+    request holds, are left alone by DEMOTE and DROP."""
+
+    INSPECT = "inspect"
+    PREFETCH = "prefetch"  # bring it to the device ahead of its request
+    DEMOTE = "demote"  # off the device, into the next lower tier
+    DROP = "drop"  # out of every tier, its bytes overwritten on disk
+
+
+class PrefixCommand(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Act on the stored prefix of these tokens (little-endian int32), beyond the first
+    ``keep_num_tokens``. Answered with :class:`PrefixReply`."""
+
+    call_id: str
+    action: PrefixAction
+    prompt_token_ids: bytes
+    cache_salt: str = ""
+    keep_num_tokens: int = 0
+
+
+Command = AddRequest | Abort | ResetCache | PrefixCommand
 
 
 # ---------------------------------------------------------------- worker -> gateway
@@ -205,6 +233,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     error: RequestError | None = None
     queue_s: float | None = None  # arrival to first admission; with num_cached_tokens
     prefill_s: float | None = None  # first admission to first token; with the first token
+    num_host_tokens: int = 0  # of the cached tokens, those promoted; with num_cached_tokens
+    num_disk_tokens: int = 0
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +260,7 @@ class StepFrame(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     sequence: int  # 1, 2, 3, ... per link
     outputs: tuple[RequestOutput, ...]
     stats: WorkerStats
+    events: tuple[CacheEvent, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -254,8 +285,24 @@ class CacheReset(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_blocks_dropped: int
 
 
-GatewayMessage = Hello | AddRequest | Abort | ResetCache | Heartbeat | Goodbye
-WorkerMessage = Welcome | WorkerStatus | Refusal | StepFrame | Heartbeat | CacheReset | Goodbye
+class PrefixReply(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """What was found before the action, in tokens by tier, and what the action came to.
+
+    ``num_blocks_left`` are blocks that DROP or DEMOTE would have taken, had no request or transfer
+    held them: to be asked for again.
+    """
+
+    call_id: str
+    num_device_tokens: int = 0
+    num_host_tokens: int = 0
+    num_disk_tokens: int = 0
+    num_blocks_changed: int = 0
+    num_blocks_left: int = 0
+
+
+Reply = CacheReset | PrefixReply
+GatewayMessage = Hello | AddRequest | Abort | ResetCache | PrefixCommand | Heartbeat | Goodbye
+WorkerMessage = Welcome | WorkerStatus | Refusal | StepFrame | Heartbeat | Reply | Goodbye
 
 
 # ---------------------------------------------------------------- process start

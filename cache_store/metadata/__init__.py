@@ -1,0 +1,1 @@
+"""What is known beyond one process: workers, where prefixes are, and sessions."""
