@@ -11,12 +11,14 @@ import time
 from typing import Protocol
 
 from model_worker.engine import Engine
-from model_worker.gateway_links import LinkCommand, LinkLost
+from model_worker.gateway_links import LinkCommand, LinkLost, LinkOpened
 from model_worker.protocol import (
     Abort,
     AddRequest,
     CacheReset,
     ErrorCode,
+    PrefixCommand,
+    PrefixReply,
     RequestError,
     ResetCache,
 )
@@ -79,6 +81,10 @@ class EngineLoop:
                 dropped = self._engine.reset_cache()
                 reply = CacheReset(call_id=call_id, num_blocks_dropped=dropped)
                 self._server.reply(item.link_id, reply)
+            case PrefixCommand(call_id=call_id):
+                self._server.reply(item.link_id, PrefixReply(call_id=call_id))
+            case LinkOpened():
+                pass
             case LinkLost(reason=reason):
                 logger.warning("link %s is lost: %s", item.link_id, reason)
                 self._engine.abort_link(item.link_id)

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 import msgspec
 import zmq
 
+from cache_store.events import CacheEvent
 from model_worker.link import LinkTiming
 from model_worker.protocol import (
     PROTOCOL_VERSION,
     Abort,
     AddRequest,
-    CacheReset,
+    Command,
     ErrorCode,
     FinishReason,
     GatewayMessage,
@@ -28,7 +29,10 @@ from model_worker.protocol import (
     Heartbeat,
     Hello,
     ModelCard,
+    PrefixCommand,
+    ProtocolVersion,
     Refusal,
+    Reply,
     RequestError,
     RequestOutput,
     ResetCache,
@@ -46,6 +50,12 @@ _RECEIVE_BATCH = 512  # so that one flooding gateway does not keep the thread fr
 
 
 @dataclass(frozen=True, slots=True)
+class LinkOpened:
+    """A link has been welcomed: it hears all cache events from here on, and has yet to be told
+    what was stored before. Comes again if the link is welcomed again."""
+
+
+@dataclass(frozen=True, slots=True)
 class LinkLost:
     """The gateway behind a link is gone: its requests are to be aborted, nobody reads them."""
 
@@ -55,7 +65,7 @@ class LinkLost:
 @dataclass(frozen=True, slots=True)
 class LinkCommand:
     link_id: str
-    command: AddRequest | Abort | ResetCache | LinkLost
+    command: Command | LinkOpened | LinkLost
 
 
 @dataclass(slots=True)
@@ -64,11 +74,17 @@ class GatewayLink:
 
     link_id: str
     routing_id: bytes
+    version: ProtocolVersion  # the gateway's
     last_heard: float  # seconds of the monotonic clock
     sequence: int = 0  # of the last StepFrame
     is_welcomed: bool = False
     has_stale_stats: bool = False
     backlog: deque[bytes] = field(default_factory=deque)  # what the socket did not take yet
+
+    @property
+    def has_events(self) -> bool:
+        """Whether cache events are sent to it."""
+        return self.is_welcomed and self.version.has_cache_messages
 
 
 class GatewayLinks:
@@ -122,22 +138,36 @@ class GatewayLinks:
             )
         )
         self._status = WorkerStatus(worker_id=self._worker_id, state="ready", detail="")
-        for link in self._links.values():
-            link.is_welcomed = True
-        self._broadcast(self._welcome)
+        for link in tuple(self._links.values()):
+            self._open(link, self._welcome)
 
-    def publish(self, outputs: Mapping[str, Sequence[RequestOutput]], stats: WorkerStats) -> None:
-        """One frame to each link named; the others learn the stats with the next heartbeat."""
+    def publish(
+        self,
+        outputs: Mapping[str, Sequence[RequestOutput]],
+        stats: WorkerStats,
+        events: Sequence[CacheEvent] = (),
+    ) -> None:
+        """One frame to each link named, and with events to every welcomed link.
+
+        The others learn the stats with the next heartbeat.
+        """
         if stats != self._stats:
             self._stats = stats
             for link in self._links.values():
                 link.has_stale_stats = link.is_welcomed
-        for link_id, link_outputs in outputs.items():
-            addressee = self._ids.get(link_id)
-            if addressee is not None:
-                self._send_frame(addressee, tuple(link_outputs))
+        for link in tuple(self._links.values()):
+            link_outputs = outputs.get(link.link_id)
+            link_events = tuple(events) if link.has_events else ()
+            if link_outputs is not None or link_events:
+                self._send_frame(link, tuple(link_outputs or ()), link_events)
 
-    def reply(self, link_id: str, message: CacheReset) -> None:
+    def publish_events(self, link_id: str, events: Sequence[CacheEvent]) -> None:
+        """For this link alone, as one frame."""
+        link = self._ids.get(link_id)
+        if link is not None and link.has_events and events:
+            self._send_frame(link, (), tuple(events))
+
+    def reply(self, link_id: str, message: Reply) -> None:
         link = self._ids.get(link_id)
         if link is not None:
             self._send(link, encode(message))
@@ -199,7 +229,7 @@ class GatewayLinks:
             case Heartbeat():
                 if link is None:
                     self._send_stray(routing_id, Goodbye(reason="this link is not open any more"))
-            case AddRequest() | Abort() | ResetCache():
+            case AddRequest() | Abort() | ResetCache() | PrefixCommand():
                 if link is None:
                     self._send_stray(routing_id, Goodbye(reason="this link is not open any more"))
                 else:
@@ -217,16 +247,22 @@ class GatewayLinks:
         link = self._links.get(routing_id)
         if link is None:
             link_id = f"{hello.gateway_id}/{next(self._numbers)}"
-            link = GatewayLink(link_id=link_id, routing_id=routing_id, last_heard=now)
+            link = GatewayLink(link_id, routing_id, hello.version, last_heard=now)
             self._links[routing_id] = link
             self._ids[link_id] = link
+        link.version = hello.version
         if self._welcome is None:
             self._send(link, encode(self._status))
         else:
-            link.is_welcomed = True
-            self._send(link, self._welcome)
+            self._open(link, self._welcome)
 
-    def _command(self, link: GatewayLink, command: AddRequest | Abort | ResetCache) -> None:
+    def _open(self, link: GatewayLink, welcome: bytes) -> None:
+        link.is_welcomed = True
+        # Said before it is sent: a send may find that the gateway is gone, and that comes after.
+        self._deliver(LinkCommand(link.link_id, LinkOpened()))
+        self._send(link, welcome)
+
+    def _command(self, link: GatewayLink, command: Command) -> None:
         if not link.is_welcomed:
             self._drop(link, "the gateway sent a command before it was welcomed")
         elif isinstance(command, AddRequest) and self._status.state == DRAINING:
@@ -264,7 +300,12 @@ class GatewayLinks:
 
     # ------------------------------------------------------------ sending
 
-    def _send_frame(self, link: GatewayLink, outputs: tuple[RequestOutput, ...]) -> None:
+    def _send_frame(
+        self,
+        link: GatewayLink,
+        outputs: tuple[RequestOutput, ...],
+        events: tuple[CacheEvent, ...] = (),
+    ) -> None:
         link.sequence += 1
         link.has_stale_stats = False
         self._send(
@@ -275,6 +316,7 @@ class GatewayLinks:
                     sequence=link.sequence,
                     outputs=outputs,
                     stats=self._stats,
+                    events=events,
                 )
             ),
         )

@@ -82,6 +82,14 @@ class ProtocolVersion(msgspec.Struct, frozen=True, array_like=True):
     def accepts(self, other: ProtocolVersion) -> bool:
         return self.major == other.major and abs(self.minor - other.minor) <= 1
 
+    @property
+    def has_cache_messages(self) -> bool:
+        """Whether a peer of this version knows PrefixCommand and StepFrame.events (since 1.1).
+
+        Nothing that a peer does not know is sent to it; a field that it does not know it ignores.
+        """
+        return self.minor >= 1
+
 
 PROTOCOL_VERSION = ProtocolVersion(1, 1)
 
@@ -192,7 +200,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The answer to Hello once the model is loaded; requests are accepted from here on."""
+    """The answer to Hello once the model is loaded; requests are accepted from here on.
+
+    Cache events begin with it: the gateway takes the cache for empty, then hears of every change,
+    and after a while of all that was stored before.
+    """
 
     version: ProtocolVersion
     worker_id: str

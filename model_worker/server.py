@@ -21,11 +21,12 @@ from pathlib import Path
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from model_worker.gateway_links import GatewayLinks, LinkCommand, LinkLost
+from cache_store.events import CacheEvent
+from model_worker.gateway_links import GatewayLinks, LinkCommand, LinkLost, LinkOpened
 from model_worker.link import LinkError, LinkKeys, LinkTiming, Waker, link_keys_for
-from model_worker.protocol import CacheReset, ModelCard, RequestOutput, WorkerStats
+from model_worker.protocol import ModelCard, Reply, RequestOutput, WorkerStats
 
-__all__ = ["LinkCommand", "LinkLost", "WorkerServer"]
+__all__ = ["LinkCommand", "LinkLost", "LinkOpened", "WorkerServer"]
 
 MAX_BACKLOG_FRAMES = 512
 _SOCKET_QUEUE_FRAMES = 64  # per link, inside ZeroMQ, before the backlog begins
@@ -44,17 +45,27 @@ class _Announcement:
 class _Outputs:
     outputs: Mapping[str, Sequence[RequestOutput]]
     stats: WorkerStats
+    events: Sequence[CacheEvent]
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkEvents:
+    link_id: str
+    events: Sequence[CacheEvent]
 
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
     link_id: str
-    message: CacheReset
+    message: Reply
 
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
     reason: str
+
+
+_Item = _Announcement | ModelCard | _Outputs | _LinkEvents | _Reply | _Stop
 
 
 class _ClientKey:
@@ -92,7 +103,7 @@ class WorkerServer:
         self._timing = timing or LinkTiming()
         self._max_backlog_frames = max_backlog_frames
         self._waker = Waker()
-        self._inbox: deque[_Announcement | ModelCard | _Outputs | _Reply | _Stop] = deque()
+        self._inbox: deque[_Item] = deque()
         self._commands: queue.SimpleQueue[LinkCommand | None] = queue.SimpleQueue()
         self._failure: str | None = None
         self._thread: threading.Thread | None = None
@@ -154,15 +165,28 @@ class WorkerServer:
         """End a poll_commands that is waiting. Safe in a signal handler."""
         self._commands.put(None)
 
-    def publish(self, outputs: Mapping[str, Sequence[RequestOutput]], stats: WorkerStats) -> None:
-        """Send each link its outputs of this step as one frame; never waits.
+    def publish(
+        self,
+        outputs: Mapping[str, Sequence[RequestOutput]],
+        stats: WorkerStats,
+        events: Sequence[CacheEvent] = (),
+    ) -> None:
+        """Send each link its outputs of this step as one frame, and all of them ``events``.
 
-        The mapping and its lists belong to the link from here on. An empty mapping brings the
-        stats up to date, with the next heartbeat. Outputs for a link that was lost go nowhere.
+        Never waits. What is given belongs to the link from here on. An empty mapping without
+        events brings the stats up to date, with the next heartbeat. Outputs for a link that was
+        lost go nowhere. Events reach every link that is welcome, in the order of the calls.
         """
-        self._put(_Outputs(outputs, stats))
+        self._put(_Outputs(outputs, stats, events))
 
-    def reply(self, link_id: str, message: CacheReset) -> None:
+    def publish_events(self, link_id: str, events: Sequence[CacheEvent]) -> None:
+        """Tell one link, behind all that was published before: the answer to its LinkOpened.
+
+        Events for a link that was lost go nowhere.
+        """
+        self._put(_LinkEvents(link_id, events))
+
+    def reply(self, link_id: str, message: Reply) -> None:
         self._put(_Reply(link_id, message))
 
     def close(self, reason: str = "the worker is shutting down") -> None:
@@ -198,7 +222,7 @@ class WorkerServer:
             raise LinkError(f"cannot listen on {self._endpoint}: {error.strerror}") from error
         self._endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def _put(self, item: _Announcement | ModelCard | _Outputs | _Reply | _Stop) -> None:
+    def _put(self, item: _Item) -> None:
         self._inbox.append(item)
         self._waker.wake()
 
@@ -252,7 +276,9 @@ class WorkerServer:
             item = self._inbox.popleft()
             match item:
                 case _Outputs():
-                    links.publish(item.outputs, item.stats)
+                    links.publish(item.outputs, item.stats, item.events)
+                case _LinkEvents():
+                    links.publish_events(item.link_id, item.events)
                 case _Announcement():
                     links.announce(item.state, item.detail)
                 case ModelCard():

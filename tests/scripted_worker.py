@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from cache_store.events import AllBlocksCleared, BlockStored, CacheEvent, Tier
 from model_worker.process_start import EXIT_CONFIG, read_config, watch_parent
 from model_worker.protocol import (
     Abort,
@@ -25,6 +26,8 @@ from model_worker.protocol import (
     FinishReason,
     LinkTiming,
     ModelCard,
+    PrefixCommand,
+    PrefixReply,
     RequestOutput,
     ResetCache,
     TokenizerFile,
@@ -32,7 +35,7 @@ from model_worker.protocol import (
     WorkerStats,
     read_link_secret,
 )
-from model_worker.server import LinkCommand, LinkLost, WorkerServer
+from model_worker.server import LinkCommand, LinkLost, LinkOpened, WorkerServer
 
 SLOW_STEP_TOKEN = 901  # a request that begins with it makes each of its steps take SLOW_STEP_S
 SLOW_STEP_S = 2.0
@@ -40,6 +43,7 @@ EXIT_TOKEN = 902  # the process ends with status 3 at this request's second step
 STEP_S = 0.005
 TIMING = LinkTiming(heartbeat_s=0.1, silence_s=1.5, answer_s=0.5)  # silence_s < SLOW_STEP_S
 DROPPED_BLOCKS = 7
+STORED_BEFORE = BlockStored(Tier.HOST, b"before the link.")  # what each new link is told
 
 
 def scripted_command(*arguments: str) -> list[str]:
@@ -78,6 +82,16 @@ def next_token(first: int, position: int) -> int:
     return first + position
 
 
+def scripted_reply(command: PrefixCommand) -> PrefixReply:
+    """All that was asked about is on the device, and each token a block."""
+    num_tokens = len(command.prompt_token_ids) // 4
+    return PrefixReply(
+        call_id=command.call_id,
+        num_device_tokens=num_tokens,
+        num_blocks_changed=num_tokens - command.keep_num_tokens,
+    )
+
+
 @dataclass(slots=True)
 class ScriptedRequest:
     link_id: str
@@ -102,6 +116,7 @@ class ScriptedEngine:
     server: WorkerServer
     running: dict[tuple[str, str], ScriptedRequest] = field(default_factory=dict)
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
+    events: list[CacheEvent] = field(default_factory=list)
 
     def take(self, item: LinkCommand) -> None:
         match item.command:
@@ -118,6 +133,11 @@ class ScriptedEngine:
             case ResetCache(call_id=call_id):
                 dropped = CacheReset(call_id=call_id, num_blocks_dropped=DROPPED_BLOCKS)
                 self.server.reply(item.link_id, dropped)
+                self.events.append(AllBlocksCleared())
+            case PrefixCommand() as command:
+                self.server.reply(item.link_id, scripted_reply(command))
+            case LinkOpened():
+                self.server.publish_events(item.link_id, (STORED_BEFORE,))
             case LinkLost():
                 gone = [key for key in self.running if key[0] == item.link_id]
                 for key in gone:
@@ -137,8 +157,9 @@ class ScriptedEngine:
             self.emit(request.link_id, output)
             if output.finish_reason is not None:
                 del self.running[key]
-        self.server.publish(self.outputs, WorkerStats(num_running=len(self.running)))
-        self.outputs = {}
+        stats = WorkerStats(num_running=len(self.running))
+        self.server.publish(self.outputs, stats, self.events)
+        self.outputs, self.events = {}, []
 
 
 def start_or_exit(config: WorkerConfig, server: WorkerServer) -> None:

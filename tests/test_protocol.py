@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import zmq
 
+from cache_store.events import AllBlocksCleared, BlockRemoved, BlockStored, Tier
 from model_worker.protocol import (
     Abort,
     AddRequest,
@@ -17,6 +18,9 @@ from model_worker.protocol import (
     Heartbeat,
     Hello,
     LinkError,
+    PrefixAction,
+    PrefixCommand,
+    PrefixReply,
     ProtocolVersion,
     Refusal,
     RequestError,
@@ -59,6 +63,13 @@ def make_request(**changes: object) -> AddRequest:
         make_request(cache_salt="tenant"),
         Abort(request_id="r1"),
         ResetCache(call_id="c"),
+        PrefixCommand(
+            call_id="c",
+            action=PrefixAction.DEMOTE,
+            prompt_token_ids=b"\x01\x00\x00\x00",
+            cache_salt="tenant",
+            keep_num_tokens=1,
+        ),
         Heartbeat(),
         Goodbye(reason="done"),
     ],
@@ -76,6 +87,7 @@ def test_gateway_messages_survive_the_wire(message: GatewayMessage) -> None:
         Refusal(version=VERSION, reason="too old"),
         Heartbeat(epoch=4, sequence=9),
         CacheReset(call_id="c", num_blocks_dropped=5),
+        PrefixReply(call_id="c", num_host_tokens=96, num_blocks_changed=3, num_blocks_left=1),
         Goodbye(reason="done"),
         StepFrame(
             epoch=4,
@@ -89,6 +101,7 @@ def test_gateway_messages_survive_the_wire(message: GatewayMessage) -> None:
                 ),
             ),
             stats=WorkerStats(num_running=2),
+            events=(BlockStored(Tier.DISK, b"h" * 32), BlockRemoved(b"i" * 16), AllBlocksCleared()),
         ),
     ],
     ids=lambda message: type(message).__name__,
@@ -120,6 +133,48 @@ def test_worker_messages_are_not_gateway_messages() -> None:
 def test_fields_added_by_a_newer_peer_are_ignored() -> None:
     newer = {"type": "Abort", "request_id": "r", "because": "of a later version"}
     assert decode_gateway_message(msgspec.msgpack.encode(newer)) == Abort(request_id="r")
+
+
+class OldAddRequest(msgspec.Struct, frozen=True, tag="AddRequest", kw_only=True):
+    """As of 1.0."""
+
+    request_id: str
+    prompt_token_ids: bytes
+    sampling_params: SamplingParams
+    cache_salt: str = ""
+
+
+class OldStepFrame(msgspec.Struct, frozen=True, tag="StepFrame", kw_only=True):
+    """As of 1.0."""
+
+    epoch: int
+    sequence: int
+    outputs: tuple[RequestOutput, ...]
+    stats: WorkerStats
+
+
+def test_a_request_is_understood_by_both_minor_versions() -> None:
+    old = OldAddRequest(
+        request_id="r1", prompt_token_ids=b"\0\0\0\0", sampling_params=SamplingParams(max_tokens=3)
+    )
+    new = make_request(prompt_token_ids=b"\0\0\0\0", sampling_params=SamplingParams(max_tokens=3))
+    assert decode_gateway_message(encode(old)) == new
+    ranked = msgspec.structs.replace(new, priority=3, retention_s=60.0)
+    assert msgspec.msgpack.decode(encode(ranked), type=OldAddRequest) == old
+
+
+def test_a_frame_is_understood_by_both_minor_versions() -> None:
+    output = RequestOutput(request_id="a", token_ids=(5,), num_cached_tokens=0)
+    old = OldStepFrame(epoch=4, sequence=1, outputs=(output,), stats=WorkerStats(num_running=2))
+    new = StepFrame(epoch=4, sequence=1, outputs=(output,), stats=WorkerStats(num_running=2))
+    assert decode_worker_message(encode(old)) == new
+    told = msgspec.structs.replace(new, events=(AllBlocksCleared(),))
+    assert msgspec.msgpack.decode(encode(told), type=OldStepFrame) == old
+
+
+@pytest.mark.parametrize(("version", "is_known"), [((1, 0), False), ((1, 1), True), ((1, 2), True)])
+def test_cache_messages_are_known_since_one_one(version: tuple[int, int], is_known: bool) -> None:
+    assert ProtocolVersion(*version).has_cache_messages is is_known
 
 
 def test_request_with_a_bad_field_still_names_itself() -> None:

@@ -14,17 +14,22 @@ import msgspec
 import pytest
 import zmq
 
+from cache_store.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Tier
 from model_worker.link import LinkError, LinkTiming, derive_link_keys
 from model_worker.protocol import (
     PROTOCOL_VERSION,
     Abort,
     AddRequest,
     CacheReset,
+    Command,
     ErrorCode,
     GatewayMessage,
     Goodbye,
     Heartbeat,
     Hello,
+    PrefixAction,
+    PrefixCommand,
+    PrefixReply,
     ProtocolVersion,
     Refusal,
     RequestOutput,
@@ -38,7 +43,7 @@ from model_worker.protocol import (
     decode_worker_message,
     encode,
 )
-from model_worker.server import LinkCommand, LinkLost, WorkerServer
+from model_worker.server import LinkCommand, LinkLost, LinkOpened, WorkerServer
 from tests.scripted_worker import make_card
 
 EPOCH = 42
@@ -83,8 +88,8 @@ class BareGateway:
                 return message
         raise AssertionError(f"no {kind} was heard")
 
-    def join(self, name: str = "gw") -> None:
-        self.say(Hello(version=PROTOCOL_VERSION, gateway_id=name))
+    def join(self, name: str = "gw", version: ProtocolVersion = PROTOCOL_VERSION) -> None:
+        self.say(Hello(version=version, gateway_id=name))
         assert isinstance(self.hear_until(Welcome), Welcome)
 
     def close(self) -> None:
@@ -140,8 +145,22 @@ def make_request(request_id: str = "r1") -> AddRequest:
     )
 
 
+def poll(server: WorkerServer, timeout_s: float) -> list[LinkCommand]:
+    """The next commands from gateways that are welcome already; none by ``timeout_s``."""
+    give_up_at = time.monotonic() + timeout_s
+    while True:
+        remaining_s = max(0.0, give_up_at - time.monotonic())
+        commands = [
+            item
+            for item in server.poll_commands(remaining_s)
+            if not isinstance(item.command, LinkOpened)
+        ]
+        if commands or not remaining_s:
+            return commands
+
+
 def poll_one(server: WorkerServer, timeout_s: float = 5.0) -> LinkCommand:
-    commands = server.poll_commands(timeout_s)
+    commands = poll(server, timeout_s)
     assert len(commands) == 1, commands
     return commands[0]
 
@@ -194,17 +213,18 @@ def test_commands_arrive_in_order_with_their_link(
     with running_server(endpoint) as server:
         gateway = connect(endpoint)
         gateway.join("alpha")
-        sent = [
+        sent: list[Command] = [
             make_request("a"),
             make_request("b"),
             Abort(request_id="a"),
             ResetCache(call_id="1"),
+            PrefixCommand(call_id="2", action=PrefixAction.DROP, prompt_token_ids=b"\x07\0\0\0"),
         ]
         for message in sent:
             gateway.say(message)
         commands: list[LinkCommand] = []
         while len(commands) < len(sent):
-            commands += server.poll_commands(5.0)
+            commands += poll(server, 5.0)
         assert [item.command for item in commands] == sent
         assert {item.link_id for item in commands} == {"alpha/1"}
 
@@ -264,6 +284,91 @@ def test_stats_alone_travel_with_the_next_heartbeat(
         assert gateway.hear() == Heartbeat(epoch=EPOCH, sequence=1)
 
 
+def stored(number: int) -> BlockStored:
+    return BlockStored(Tier.DEVICE, number.to_bytes(16, "little"))
+
+
+def events_in(frames: list[WorkerMessage]) -> list[CacheEvent]:
+    return [event for frame in frames if isinstance(frame, StepFrame) for event in frame.events]
+
+
+def test_a_welcome_opens_the_link(endpoint: str, connect: Callable[..., BareGateway]) -> None:
+    with running_server(endpoint, is_ready=False) as server:
+        early = connect(endpoint)
+        early.say(Hello(version=PROTOCOL_VERSION, gateway_id="early"))
+        assert isinstance(early.hear(), WorkerStatus)
+        assert server.poll_commands(0) == []
+        server.set_ready(make_card())
+        assert server.poll_commands(5.0) == [LinkCommand("early/1", LinkOpened())]
+        connect(endpoint).join("late")
+        assert server.poll_commands(5.0) == [LinkCommand("late/2", LinkOpened())]
+        early.say(Hello(version=PROTOCOL_VERSION, gateway_id="early"))
+        assert server.poll_commands(5.0) == [LinkCommand("early/1", LinkOpened())]
+
+
+def test_events_reach_every_link_in_order_with_its_outputs(
+    endpoint: str, connect: Callable[..., BareGateway]
+) -> None:
+    with running_server(endpoint) as server:
+        busy, idle = connect(endpoint), connect(endpoint)
+        busy.join("busy")
+        idle.join("idle")
+        output = RequestOutput(request_id="x", token_ids=(3,))
+        for number in range(200):
+            outputs = {"busy/1": [output]} if number % 2 else {}
+            server.publish(outputs, WorkerStats(), [stored(number), BlockRemoved(b"r" * 16)])
+        for gateway, has_outputs in ((busy, True), (idle, False)):
+            frames = [gateway.hear() for _ in range(200)]
+            assert [frame.sequence for frame in frames] == list(range(1, 201))  # type: ignore[union-attr]
+            expected = [event for n in range(200) for event in (stored(n), BlockRemoved(b"r" * 16))]
+            assert events_in(frames) == expected
+            answered = [bool(frame.outputs) for frame in frames]  # type: ignore[union-attr]
+            assert answered == [has_outputs and bool(number % 2) for number in range(200)]
+
+
+def test_a_link_is_told_apart_what_was_stored_before_it(
+    endpoint: str, connect: Callable[..., BareGateway]
+) -> None:
+    with running_server(endpoint, is_ready=False) as server:
+        old, new = connect(endpoint), connect(endpoint)
+        new.say(Hello(version=PROTOCOL_VERSION, gateway_id="new"))
+        assert isinstance(new.hear(), WorkerStatus)
+        server.publish({}, WorkerStats(), [stored(1)])  # nobody is welcome yet
+        server.set_ready(make_card())
+        assert isinstance(new.hear(), Welcome)
+        old.join("old")
+        server.publish({}, WorkerStats(), [stored(2)])
+        server.publish_events("new/1", [stored(1), stored(2)])
+        server.publish_events("new/1", [])
+        server.publish({}, WorkerStats(), [AllBlocksCleared()])
+        frames = [new.hear() for _ in range(3)]
+        assert events_in(frames) == [stored(2), stored(1), stored(2), AllBlocksCleared()]
+        assert [frame.sequence for frame in frames] == [1, 2, 3]  # type: ignore[union-attr]
+        assert events_in([old.hear(), old.hear()]) == [stored(2), AllBlocksCleared()]
+        assert old.hears_nothing(0.05)
+
+
+def test_a_gateway_of_the_minor_version_before_is_sent_no_events(
+    endpoint: str, connect: Callable[..., BareGateway]
+) -> None:
+    with running_server(endpoint) as server:
+        older = connect(endpoint)
+        older.join("older", ProtocolVersion(1, 0))
+        server.publish({}, WorkerStats(), [stored(1)])
+        server.publish_events("older/1", [stored(1)])
+        output = RequestOutput(request_id="x", token_ids=(3,))
+        server.publish({"older/1": [output]}, WorkerStats(), [stored(2)])
+        assert older.hear() == StepFrame(
+            epoch=EPOCH, sequence=1, outputs=(output,), stats=WorkerStats()
+        )
+        assert older.hears_nothing(0.05)
+        # Its AddRequest, as it was before priority and retention_s.
+        request = msgspec.to_builtins(make_request("old"), builtin_types=(bytes,))
+        del request["priority"], request["retention_s"]
+        older.socket.send(msgspec.msgpack.encode(request))
+        assert poll_one(server) == LinkCommand("older/1", make_request("old"))
+
+
 def test_a_silent_gateway_is_lost(endpoint: str, connect: Callable[..., BareGateway]) -> None:
     with running_server(endpoint, timing=FAST) as server:
         gateway = connect(endpoint)
@@ -287,7 +392,7 @@ def test_heartbeats_keep_a_gateway_that_asks_for_nothing(
         gateway.join()
         for _ in range(12):  # twice silence_s
             gateway.say(Heartbeat())
-            assert server.poll_commands(FAST.silence_s / 6) == []
+            assert poll(server, FAST.silence_s / 6) == []
 
 
 def test_a_goodbye_is_a_loss_at_once(endpoint: str, connect: Callable[..., BareGateway]) -> None:
@@ -309,7 +414,7 @@ def test_a_closed_connection_is_found_when_something_is_sent(
         commands: list[LinkCommand] = []
         while not commands and time.monotonic() < give_up_at:
             server.publish({"gw/1": [RequestOutput(request_id="x")]}, WorkerStats())
-            commands = server.poll_commands(0.02)
+            commands = poll(server, 0.02)
         assert commands == [LinkCommand("gw/1", LinkLost("the gateway closed the connection"))]
 
 
@@ -328,7 +433,7 @@ def test_a_gateway_that_does_not_read_is_dropped_and_publish_never_waits(
             started = time.monotonic()
             server.publish({"slow/1": [bulk]}, WorkerStats())
             longest = max(longest, time.monotonic() - started)
-            lost += server.poll_commands(0.001)
+            lost += poll(server, 0.001)
             if lost:
                 break
         assert [item.link_id for item in lost] == ["slow/1"]
@@ -359,8 +464,11 @@ def test_outputs_for_a_link_that_is_gone_go_nowhere(
         gateway.join()
         server.publish({"other/9": [RequestOutput(request_id="x")]}, WorkerStats())
         server.reply("other/9", CacheReset(call_id="1", num_blocks_dropped=3))
+        server.publish_events("other/9", [AllBlocksCleared()])
         server.reply("gw/1", CacheReset(call_id="1", num_blocks_dropped=4))
+        server.reply("gw/1", PrefixReply(call_id="2", num_disk_tokens=5))
         assert gateway.hear() == CacheReset(call_id="1", num_blocks_dropped=4)
+        assert gateway.hear() == PrefixReply(call_id="2", num_disk_tokens=5)
 
 
 def test_a_request_with_a_bad_field_ends_alone(
@@ -506,6 +614,7 @@ def test_a_failure_of_the_link_thread_reaches_the_engine(
     with running_server(endpoint) as server:
         gateway = connect(endpoint)
         gateway.join()
+        assert server.poll_commands(5.0) == [LinkCommand("gw/1", LinkOpened())]
         server.publish({"gw/1": 3}, WorkerStats())  # type: ignore[dict-item]
         with pytest.raises(LinkError, match="the link thread failed: TypeError"):
             server.poll_commands(5.0)

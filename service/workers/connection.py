@@ -15,13 +15,13 @@ from zmq.utils.monitor import recv_monitor_message
 
 from model_worker.protocol import (
     PROTOCOL_VERSION,
-    CacheReset,
     Goodbye,
     Heartbeat,
     Hello,
     LinkKeys,
     LinkTiming,
     Refusal,
+    Reply,
     StepFrame,
     Waker,
     Welcome,
@@ -35,7 +35,7 @@ _LINGER_MS = 200  # for the Goodbye, should the worker not read just now
 _RECONNECT_MS = 100
 _MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
-WorkerNews = Welcome | WorkerStatus | StepFrame | CacheReset
+WorkerNews = Welcome | WorkerStatus | StepFrame | Reply
 
 
 class LinkEndedError(Exception):
