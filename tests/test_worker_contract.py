@@ -10,10 +10,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
-from model_worker.protocol import ErrorCode, FinishReason, RequestOutput
+from cache_store.events import AllBlocksCleared, CacheEvent
+from model_worker.protocol import ErrorCode, FinishReason, PrefixAction, RequestOutput
 from service.workers.base import (
     RequestStream,
     StateChange,
@@ -22,7 +24,8 @@ from service.workers.base import (
     WorkerNotReadyError,
     WorkerState,
 )
-from tests.scripted_worker import SLOW_STEP_TOKEN, make_card
+from service.workers.cache_news import CacheNews
+from tests.scripted_worker import SLOW_STEP_TOKEN, STORED_BEFORE, make_card
 from tests.worker_rigs import (
     FakeRig,
     LocalRig,
@@ -39,6 +42,7 @@ from tests.worker_rigs import (
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ENDLESS = 100_000
+PREFIX = np.arange(5, dtype=np.int32)
 
 
 def make_rig(kind: str, directory: Path) -> Rig:
@@ -208,6 +212,8 @@ async def test_a_lost_worker_refuses_at_once(rig: Rig) -> None:
     with pytest.raises(WorkerNotReadyError):
         await rig.worker.reset_cache()
     with pytest.raises(WorkerNotReadyError):
+        await rig.worker.act_on_prefix(PrefixAction.INSPECT, PREFIX)
+    with pytest.raises(WorkerNotReadyError):
         await rig.worker.wait_ready(0)
 
 
@@ -235,14 +241,80 @@ async def test_reset_cache_counts_the_blocks(worker: Worker) -> None:
     assert await worker.reset_cache() > 0
 
 
-async def test_reset_cache_during_a_loss_is_a_typed_error(link_rig: Rig) -> None:
+async def test_calls_during_a_loss_end_in_a_typed_error(link_rig: Rig) -> None:
     link_rig.worker.submit(make_request("slow", first=SLOW_STEP_TOKEN))
     await asyncio.sleep(0.1)  # the engine is in its long step and answers no call
-    call = asyncio.create_task(link_rig.worker.reset_cache())
+    reset = asyncio.create_task(link_rig.worker.reset_cache())
+    drop = asyncio.create_task(link_rig.worker.act_on_prefix(PrefixAction.DROP, PREFIX))
     await asyncio.sleep(0.1)
     await link_rig.kill()
-    with pytest.raises(WorkerLostError):
-        await asyncio.wait_for(call, 5)
+    for call in (reset, drop):
+        with pytest.raises(WorkerLostError):
+            await asyncio.wait_for(call, 5)
+
+
+@pytest.mark.parametrize("action", PrefixAction)
+async def test_a_prefix_command_is_answered(worker: Worker, action: PrefixAction) -> None:
+    async with asyncio.timeout(5):
+        reply = await worker.act_on_prefix(action, PREFIX, cache_salt="s", keep_num_tokens=2)
+    assert (reply.num_device_tokens, reply.num_blocks_changed) == (5, 3)
+    assert (reply.num_host_tokens, reply.num_disk_tokens, reply.num_blocks_left) == (0, 0, 0)
+
+
+async def test_calls_that_overlap_get_their_own_replies(worker: Worker) -> None:
+    prefix = worker.act_on_prefix(PrefixAction.INSPECT, PREFIX, keep_num_tokens=2)
+    async with asyncio.timeout(5):
+        num_dropped, reply = await asyncio.gather(worker.reset_cache(), prefix)
+    assert num_dropped >= 0
+    assert reply.num_blocks_changed == 3
+
+
+async def test_a_reset_is_told_to_who_listens_to_the_cache(worker: Worker) -> None:
+    heard: list[CacheNews] = []
+    worker.add_event_listener(heard.append)
+    await worker.reset_cache()
+    async with asyncio.timeout(5):
+        while not heard:
+            await asyncio.sleep(0.01)
+    assert heard == [CacheNews(worker.worker_id, worker.epoch, (AllBlocksCleared(),))]
+
+
+async def test_news_of_a_new_life_begin_with_nothing_stored(rig: Rig) -> None:
+    heard: list[CacheNews] = []
+    heard_until_ready: list[CacheEvent] = []
+    first_epoch = rig.worker.epoch
+    rig.worker.add_event_listener(heard.append)
+
+    def on_change(change: StateChange) -> None:
+        if change.state is WorkerState.READY:
+            heard_until_ready.extend(event for news in heard for event in news.events)
+
+    rig.worker.add_state_listener(on_change)
+    await rig.kill()
+    await reach(rig.worker, WorkerState.LOST)
+    assert rig.worker.epoch == first_epoch > 0
+    heard.clear()
+    await rig.revive()
+    await rig.worker.wait_ready(20)
+    assert rig.worker.epoch > first_epoch
+    assert heard_until_ready == [AllBlocksCleared()]
+    assert {(news.worker_id, news.epoch) for news in heard} == {
+        (rig.worker.worker_id, rig.worker.epoch)
+    }
+
+
+async def test_a_link_is_told_what_was_stored_before_it(link_rig: Rig) -> None:
+    heard: list[CacheEvent] = []
+    link_rig.worker.add_event_listener(lambda news: heard.extend(news.events))
+    await link_rig.kill()
+    await reach(link_rig.worker, WorkerState.LOST)
+    heard.clear()
+    await link_rig.revive()
+    await link_rig.worker.wait_ready(20)
+    async with asyncio.timeout(5):
+        while len(heard) < 2:
+            await asyncio.sleep(0.01)
+    assert heard == [AllBlocksCleared(), STORED_BEFORE]
 
 
 async def test_a_long_step_is_not_taken_for_death(link_rig: Rig) -> None:
@@ -279,6 +351,7 @@ async def test_a_worker_that_was_never_started_refuses_and_closes(tmp_path: Path
         worker = make_rig(kind, tmp_path).worker
         assert worker.state is WorkerState.CONNECTING
         assert worker.card is None
+        assert worker.epoch == 0
         outputs = await collect(worker.submit(make_request("r")), timeout_s=1)
         assert error_codes(outputs) == [ErrorCode.WORKER_LOST]
         with pytest.raises(WorkerNotReadyError, match="not ready after 0"):

@@ -70,7 +70,13 @@ def test_merging_keeps_every_field() -> None:
     error = RequestError(code=ErrorCode.INTERNAL, message="m")
     merged = merge_outputs(
         [
-            RequestOutput(request_id="r", num_cached_tokens=0, queue_s=0.5),
+            RequestOutput(
+                request_id="r",
+                num_cached_tokens=9,
+                queue_s=0.5,
+                num_host_tokens=4,
+                num_disk_tokens=3,
+            ),
             RequestOutput(request_id="r", token_ids=(1, 2), prefill_s=0.25),
             RequestOutput(
                 request_id="r",
@@ -84,8 +90,10 @@ def test_merging_keeps_every_field() -> None:
     assert merged == RequestOutput(
         request_id="r",
         token_ids=(1, 2, 3),
-        num_cached_tokens=0,
+        num_cached_tokens=9,
         queue_s=0.5,
+        num_host_tokens=4,
+        num_disk_tokens=3,
         prefill_s=0.25,
         finish_reason=FinishReason.STOP,
         stop_token_id=3,

@@ -10,14 +10,19 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 import msgspec
 import numpy as np
 
+from cache_store.events import AllBlocksCleared, BlockStored, Tier
 from model_worker.protocol import (
     AddRequest,
     ErrorCode,
     FinishReason,
+    PrefixAction,
+    PrefixCommand,
+    PrefixReply,
     RequestOutput,
     SamplingParams,
 )
 from service.workers.base import WorkerState
+from service.workers.cache_news import CacheNews
 from service.workers.fake import FakeWorker, Script
 from tests.scripted_worker import make_card
 from tests.worker_rigs import collect, counting_script, first_token, tokens_of
@@ -226,5 +231,56 @@ async def test_states_can_be_told() -> None:
         worker.set_failed("the GPU has fallen off the bus")
         assert worker.state is WorkerState.FAILED
         assert worker.card is None
+    finally:
+        await worker.close()
+
+
+async def test_prefix_commands_are_recorded_and_answered_as_told() -> None:
+    async with started() as worker:
+        ids = np.array([5, 6, 7], dtype=np.int32)
+        assert await worker.act_on_prefix(PrefixAction.INSPECT, ids) == PrefixReply(call_id="")
+        worker.prefix_reply = PrefixReply(call_id="", num_host_tokens=2, num_blocks_left=1)
+        reply = await worker.act_on_prefix(
+            PrefixAction.DEMOTE, ids[::2], cache_salt="tenant", keep_num_tokens=1
+        )
+        assert reply == worker.prefix_reply
+        every = np.array([5, 6, 7], dtype="<i4").tobytes()
+        other = np.array([5, 7], dtype="<i4").tobytes()
+        assert worker.prefix_commands == (
+            PrefixCommand(call_id="", action=PrefixAction.INSPECT, prompt_token_ids=every),
+            PrefixCommand(
+                call_id="",
+                action=PrefixAction.DEMOTE,
+                prompt_token_ids=other,
+                cache_salt="tenant",
+                keep_num_tokens=1,
+            ),
+        )
+
+
+async def test_it_tells_what_it_is_told_to_and_each_loss_begins_an_epoch() -> None:
+    heard: list[CacheNews] = []
+    worker = FakeWorker(make_card(), counting_script)
+    worker.add_event_listener(heard.append)
+    await worker.start()
+    try:
+        await collect(worker.submit(make_request(max_tokens=3)))
+        assert worker.stats.generated_tokens_total == 3
+        stored = BlockStored(Tier.HOST, b"h" * 16)
+        worker.tell(stored, stored)
+        worker.tell()
+        worker.set_draining()
+        worker.set_ready()
+        worker.set_lost()
+        assert worker.epoch == 1
+        worker.set_ready()
+        cleared = (AllBlocksCleared(),)
+        assert heard == [
+            CacheNews("fake", 1, cleared),
+            CacheNews("fake", 1, (stored, stored)),
+            CacheNews("fake", 1, cleared),
+            CacheNews("fake", 2, cleared),
+        ]
+        assert worker.stats.generated_tokens_total == 0
     finally:
         await worker.close()

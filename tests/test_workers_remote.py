@@ -10,15 +10,19 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import UnionType
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 import zmq.asyncio
 
+from cache_store.events import AllBlocksCleared, BlockStored, CacheEvent, Tier
 from model_worker.protocol import (
     PROTOCOL_VERSION,
     AddRequest,
+    CacheReset,
     ErrorCode,
     FinishReason,
     GatewayMessage,
@@ -27,6 +31,9 @@ from model_worker.protocol import (
     Hello,
     LinkError,
     LinkTiming,
+    PrefixAction,
+    PrefixCommand,
+    PrefixReply,
     ProtocolVersion,
     Refusal,
     RequestOutput,
@@ -40,7 +47,8 @@ from model_worker.protocol import (
     encode,
 )
 from model_worker.server import LinkCommand, LinkLost, LinkOpened, WorkerServer
-from service.workers.base import WorkerNotReadyError, WorkerState
+from service.workers.base import WorkerLostError, WorkerNotReadyError, WorkerState
+from service.workers.cache_news import CacheNews
 from service.workers.remote import RemoteWorker
 from tests.scripted_worker import SLOW_STEP_S, TIMING, make_card
 from tests.worker_rigs import (
@@ -58,6 +66,7 @@ from tests.worker_rigs import (
 
 ROOT = Path(__file__).resolve().parent.parent
 EPOCH = 11
+NO_TOKENS = np.empty(0, dtype=np.int32)
 QUICK = LinkTiming(heartbeat_s=0.05, silence_s=0.5, answer_s=0.3, refused_retry_s=0.2)
 
 
@@ -70,7 +79,9 @@ class BareWorker:
         self.socket.bind(endpoint)
         self.peer = b""
 
-    async def hear(self, kind: type[GatewayMessage], timeout_s: float = 5.0) -> GatewayMessage:
+    async def hear(
+        self, kind: type[GatewayMessage] | UnionType, timeout_s: float = 5.0
+    ) -> GatewayMessage:
         async with asyncio.timeout(timeout_s):
             while True:
                 self.peer, frame = await self.socket.recv_multipart()
@@ -81,11 +92,11 @@ class BareWorker:
     async def say(self, message: WorkerMessage) -> None:
         await self.socket.send_multipart((self.peer, encode(message)))
 
-    async def welcome(self, epoch: int = EPOCH) -> None:
+    async def welcome(
+        self, epoch: int = EPOCH, version: ProtocolVersion = PROTOCOL_VERSION
+    ) -> None:
         await self.hear(Hello)
-        await self.say(
-            Welcome(version=PROTOCOL_VERSION, worker_id="w", epoch=epoch, model=make_card())
-        )
+        await self.say(Welcome(version=version, worker_id="w", epoch=epoch, model=make_card()))
 
     async def frame(self, sequence: int, *tokens: int, epoch: int = EPOCH) -> None:
         output = RequestOutput(request_id="r", token_ids=tokens)
@@ -243,6 +254,119 @@ async def test_fields_of_a_newer_minor_version_are_ignored(bare: BareWorker, end
         welcome["model"]["num_experts"] = 8
         await bare.socket.send_multipart((bare.peer, msgspec.msgpack.encode(welcome)))
         assert await worker.wait_ready(5) == make_card()
+
+
+async def test_a_prefix_command_says_all_that_was_asked(bare: BareWorker, endpoint: str) -> None:
+    async with connected(endpoint) as worker:
+        await bare.welcome()
+        await worker.wait_ready(5)
+        ids = np.array([1, 2, 3, 4], dtype=np.int32)[::3]
+        call = asyncio.create_task(
+            worker.act_on_prefix(PrefixAction.DROP, ids, cache_salt="tenant", keep_num_tokens=1)
+        )
+        command = await bare.hear(PrefixCommand)
+        assert command == PrefixCommand(
+            call_id="1",
+            action=PrefixAction.DROP,
+            prompt_token_ids=b"\x01\0\0\0\x04\0\0\0",
+            cache_salt="tenant",
+            keep_num_tokens=1,
+        )
+        reply = PrefixReply(call_id="1", num_device_tokens=32, num_disk_tokens=64)
+        await bare.say(msgspec.structs.replace(reply, call_id="0"))  # nobody's: is dropped
+        await bare.say(reply)
+        assert await asyncio.wait_for(call, 5) == reply
+
+
+async def test_a_reply_of_another_kind_is_a_typed_error(bare: BareWorker, endpoint: str) -> None:
+    async with connected(endpoint) as worker:
+        await bare.welcome()
+        await worker.wait_ready(5)
+        call = asyncio.create_task(worker.act_on_prefix(PrefixAction.INSPECT, NO_TOKENS))
+        await bare.hear(PrefixCommand)
+        await bare.say(CacheReset(call_id="1", num_blocks_dropped=3))
+        with pytest.raises(WorkerLostError, match="answered PrefixCommand with CacheReset"):
+            await asyncio.wait_for(call, 5)
+
+
+async def test_a_worker_of_the_minor_version_before_is_sent_no_prefix_command(
+    bare: BareWorker, endpoint: str
+) -> None:
+    async with connected(endpoint) as worker:
+        heard: list[CacheNews] = []
+        worker.add_event_listener(heard.append)
+        await bare.welcome(version=ProtocolVersion(1, 0))
+        await worker.wait_ready(5)
+        reply = await asyncio.wait_for(worker.act_on_prefix(PrefixAction.DROP, NO_TOKENS), 0.5)
+        assert msgspec.structs.replace(reply, call_id="") == PrefixReply(call_id="")
+        stream = worker.submit(make_request("r"))
+        # The next that is heard, heartbeats apart, is the request.
+        assert await bare.hear(AddRequest | PrefixCommand) == make_request("r")
+        # Its frames, as they were before events.
+        frame = msgspec.to_builtins(
+            StepFrame(
+                epoch=EPOCH,
+                sequence=1,
+                outputs=(RequestOutput(request_id="r", token_ids=(5,)),),
+                stats=WorkerStats(num_running=1),
+            )
+        )
+        del frame["events"]
+        await bare.socket.send_multipart((bare.peer, msgspec.msgpack.encode(frame)))
+        assert (await first_token(stream)).token_ids == (5,)
+        assert worker.stats.num_running == 1
+        assert heard == [CacheNews("w", EPOCH, (AllBlocksCleared(),))]
+
+
+async def test_cache_news_come_in_order_and_begin_anew_with_each_link(
+    bare: BareWorker, endpoint: str
+) -> None:
+    stored = [BlockStored(Tier.DEVICE, bytes([n]) * 16) for n in range(3)]
+
+    def frame(sequence: int, *events: CacheEvent) -> StepFrame:
+        stats = WorkerStats(steps_total=sequence)
+        return StepFrame(epoch=EPOCH, sequence=sequence, outputs=(), stats=stats, events=events)
+
+    def fail(news: CacheNews) -> None:
+        raise RuntimeError("a listener that fails")
+
+    async with connected(endpoint) as worker:
+        heard: list[CacheNews] = []
+        worker.add_event_listener(fail)
+        worker.add_event_listener(heard.append)
+        await bare.welcome()
+        await worker.wait_ready(5)
+        await bare.say(frame(1, stored[0], stored[1]))
+        await bare.say(frame(2))
+        await bare.say(frame(3, stored[2]))
+        await bare.say(Goodbye(reason="maintenance"))
+        await reach(worker, WorkerState.LOST)
+        assert worker.epoch == EPOCH
+        await bare.welcome()
+        await reach(worker, WorkerState.READY)
+        assert heard == [
+            CacheNews("w", EPOCH, (AllBlocksCleared(),)),
+            CacheNews("w", EPOCH, (stored[0], stored[1])),
+            CacheNews("w", EPOCH, (stored[2],)),
+            CacheNews("w", EPOCH, (AllBlocksCleared(),)),
+        ]
+
+
+async def test_a_link_that_began_while_draining_takes_no_commands(
+    bare: BareWorker, endpoint: str
+) -> None:
+    async with connected(endpoint) as worker:
+        await bare.welcome()
+        await worker.wait_ready(5)
+        await bare.say(Goodbye(reason="the connection was closed"))
+        await reach(worker, WorkerState.LOST)
+        await bare.hear(Hello)
+        await bare.say(WorkerStatus(worker_id="w", state="draining", detail="stopping"))
+        await reach(worker, WorkerState.DRAINING)
+        with pytest.raises(WorkerNotReadyError, match="worker w: stopping"):
+            await worker.act_on_prefix(PrefixAction.DEMOTE, NO_TOKENS)
+        with pytest.raises(WorkerNotReadyError, match="worker w: stopping"):
+            await worker.reset_cache()
 
 
 async def test_nobody_at_the_endpoint_is_said_so() -> None:

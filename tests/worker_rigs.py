@@ -18,6 +18,7 @@ import numpy as np
 from model_worker.protocol import (
     AddRequest,
     FinishReason,
+    PrefixReply,
     RequestOutput,
     SamplingParams,
     WorkerConfig,
@@ -50,6 +51,9 @@ class Rig(Protocol):
 class FakeRig:
     def __init__(self) -> None:
         self.worker = FakeWorker(make_card(), counting_script, STEP_S)
+        self.worker.prefix_reply = PrefixReply(
+            call_id="", num_device_tokens=5, num_blocks_changed=3
+        )
 
     async def open(self) -> None:
         await self.worker.start()

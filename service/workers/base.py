@@ -15,15 +15,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from model_worker.protocol import (
     AddRequest,
     ErrorCode,
     FinishReason,
     ModelCard,
+    PrefixAction,
+    PrefixReply,
     RequestError,
     RequestOutput,
     WorkerStats,
 )
+from service.workers.cache_news import CacheListener
 
 MAX_PENDING_OUTPUTS = 32  # per stream; a consumer further behind gets them merged
 
@@ -76,12 +82,25 @@ class Worker(Protocol):
         ...
 
     @property
+    def epoch(self) -> int:
+        """Of the last Welcome: another one is another life of the worker. 0 before the first."""
+        ...
+
+    @property
     def stats(self) -> WorkerStats:
         """As last reported; all zero before the first report and while the worker is lost."""
         ...
 
     def add_state_listener(self, listener: StateListener) -> None:
         """Call ``listener`` on the event loop at each change of state or detail from now on."""
+        ...
+
+    def add_event_listener(self, listener: CacheListener) -> None:
+        """Call ``listener`` on the event loop with what the worker's cache tells from now on.
+
+        Each Welcome is news of AllBlocksCleared, ahead of the worker being ready: what was heard
+        before it counts no more. What the worker still has stored then is told again.
+        """
         ...
 
     async def start(self) -> None:
@@ -109,6 +128,21 @@ class Worker(Protocol):
 
     async def reset_cache(self) -> int:
         """Blocks dropped. Raises WorkerNotReadyError or WorkerLostError."""
+        ...
+
+    async def act_on_prefix(
+        self,
+        action: PrefixAction,
+        token_ids: NDArray[np.int32],
+        *,
+        cache_salt: str = "",
+        keep_num_tokens: int = 0,
+    ) -> PrefixReply:
+        """Act on what is stored of the prefix ``token_ids`` (1-D), past ``keep_num_tokens``.
+
+        The reply is empty when the worker's version knows no such command. Raises
+        WorkerNotReadyError or WorkerLostError.
+        """
         ...
 
     async def close(self) -> None:
@@ -164,7 +198,7 @@ class RequestStream:
 
 
 def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """Consecutive outputs of one request as one: tokens joined, of each other field the last."""
+    """Consecutive outputs of one request as one: tokens joined, and what is said once."""
     last = outputs[-1]
     cached = [o.num_cached_tokens for o in outputs if o.num_cached_tokens is not None]
     queued = [o.queue_s for o in outputs if o.queue_s is not None]
@@ -178,6 +212,8 @@ def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
         error=last.error,
         queue_s=queued[-1] if queued else None,
         prefill_s=prefilled[-1] if prefilled else None,
+        num_host_tokens=max(o.num_host_tokens for o in outputs),
+        num_disk_tokens=max(o.num_disk_tokens for o in outputs),
     )
 
 

@@ -15,11 +15,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_store.events import AllBlocksCleared, CacheEvent
 from model_worker.protocol import (
     AddRequest,
     ErrorCode,
     FinishReason,
     ModelCard,
+    PrefixAction,
+    PrefixCommand,
+    PrefixReply,
     RequestOutput,
     WorkerStats,
 )
@@ -32,11 +36,13 @@ from service.workers.base import (
     WorkerStatusBoard,
     refusal_code,
 )
+from service.workers.cache_news import CacheListener, CacheNewsBoard
 
 Script = Callable[[AddRequest], Iterable[int]]
 """The answer to a request, as token ids. Its end is a stop; what it raises fails the request."""
 
 _NUM_REMEMBERED = 64  # prompts that later ones may have a prefix in common with
+_NUM_RECORDED = 256  # prefix commands
 
 
 @dataclass(slots=True)
@@ -55,6 +61,8 @@ class FakeWorker:
     Each ``token_interval`` seconds every running request gets one token; 0 gives one per turn of
     the event loop. At most ``max_num_seqs`` run, ``max_num_waiting`` more wait, the next is
     OVERLOADED. It is ready once started, unless told otherwise before.
+
+    ``prefix_reply`` answers every prefix command.
     """
 
     def __init__(
@@ -79,7 +87,12 @@ class FakeWorker:
         self._waiting: deque[_FakeRequest] = deque()
         self._running: dict[str, _FakeRequest] = {}
         self._remembered: deque[tuple[str, NDArray[np.int32]]] = deque(maxlen=_NUM_REMEMBERED)
-        self._totals = WorkerStats(num_blocks=card.num_blocks, num_free_blocks=card.num_blocks)
+        self._totals = self._no_work_yet()
+        self._epoch = 0
+        self._is_new_life = True
+        self._cache_news = CacheNewsBoard(worker_id)
+        self._prefix_commands: deque[PrefixCommand] = deque(maxlen=_NUM_RECORDED)
+        self.prefix_reply = PrefixReply(call_id="")
         self._has_work = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
 
@@ -102,6 +115,10 @@ class FakeWorker:
         return self._card
 
     @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
     def stats(self) -> WorkerStats:
         num_used = sum(self._num_blocks(running) for running in self._running.values())
         num_kept = sum(-(-len(ids) // self._given_card.block_size) for _, ids in self._remembered)
@@ -120,6 +137,9 @@ class FakeWorker:
 
     def add_state_listener(self, listener: StateListener) -> None:
         self._board.add_listener(listener)
+
+    def add_event_listener(self, listener: CacheListener) -> None:
+        self._cache_news.add_listener(listener)
 
     async def start(self) -> None:
         self._ticker = asyncio.create_task(self._tick(), name="headstart-fake-worker")
@@ -145,11 +165,30 @@ class FakeWorker:
             self._finish(RequestOutput(request_id=request_id, finish_reason=FinishReason.ABORT))
 
     async def reset_cache(self) -> int:
-        if self.state not in (WorkerState.READY, WorkerState.DRAINING):
-            raise WorkerNotReadyError(f"worker {self._worker_id}: {self.detail or self.state}")
+        self._require_life()
         num_dropped = self.stats.num_evictable_blocks
         self._remembered.clear()
+        self.tell(AllBlocksCleared())
         return num_dropped
+
+    async def act_on_prefix(
+        self,
+        action: PrefixAction,
+        token_ids: NDArray[np.int32],
+        *,
+        cache_salt: str = "",
+        keep_num_tokens: int = 0,
+    ) -> PrefixReply:
+        self._require_life()
+        command = PrefixCommand(
+            call_id="",
+            action=action,
+            prompt_token_ids=token_ids.astype("<i4", copy=False).tobytes(),
+            cache_salt=cache_salt,
+            keep_num_tokens=keep_num_tokens,
+        )
+        self._prefix_commands.append(command)
+        return self.prefix_reply
 
     async def close(self) -> None:
         if self.state is not WorkerState.FAILED:
@@ -164,7 +203,13 @@ class FakeWorker:
         self._board.set(WorkerState.LOADING, detail)
 
     def set_ready(self) -> None:
+        """As when it says Welcome; in a new life after a loss or a failure."""
+        if self._is_new_life:
+            self._is_new_life = False
+            self._epoch += 1
+            self._totals = self._no_work_yet()
         self._card = self._given_card
+        self.tell(AllBlocksCleared())
         self._board.set(WorkerState.READY)
 
     def set_draining(self, detail: str = "shutting down") -> None:
@@ -185,12 +230,29 @@ class FakeWorker:
         """End one request with a typed error, wherever it stands."""
         self._fail(request_id, code, message)
 
+    def tell(self, *events: CacheEvent) -> None:
+        """Have its cache tell this."""
+        self._cache_news.tell(self._epoch, events)
+
+    @property
+    def prefix_commands(self) -> tuple[PrefixCommand, ...]:
+        """The latest that were asked for, at most 256, the oldest first."""
+        return tuple(self._prefix_commands)
+
     @property
     def num_requests(self) -> int:
         """Running and waiting."""
         return len(self._streams)
 
     # ------------------------------------------------------------ the scripted engine
+
+    def _require_life(self) -> None:
+        if self.state not in (WorkerState.READY, WorkerState.DRAINING):
+            raise WorkerNotReadyError(f"worker {self._worker_id}: {self.detail or self.state}")
+
+    def _no_work_yet(self) -> WorkerStats:
+        num_blocks = self._given_card.num_blocks
+        return WorkerStats(num_blocks=num_blocks, num_free_blocks=num_blocks)
 
     def _enqueue(self, request: AddRequest) -> None:
         prompt = np.frombuffer(request.prompt_token_ids, dtype="<i4")
@@ -313,6 +375,7 @@ class FakeWorker:
         self._streams.fail(request_id, code, f"worker {self._worker_id}: {problem}")
 
     def _end(self, state: WorkerState, reason: str, code: ErrorCode) -> None:
+        self._is_new_life = True
         self._card = self._card if state is WorkerState.LOST else None
         self._waiting.clear()
         self._running.clear()

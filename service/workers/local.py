@@ -16,12 +16,16 @@ from dataclasses import dataclass
 from typing import TextIO
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from model_worker.protocol import (
     EXIT_CONFIG,
     AddRequest,
     LinkTiming,
     ModelCard,
+    PrefixAction,
+    PrefixReply,
     WorkerConfig,
     WorkerStats,
 )
@@ -34,6 +38,7 @@ from service.workers.base import (
     WorkerStatusBoard,
     refusal_code,
 )
+from service.workers.cache_news import CacheListener
 from service.workers.child_process import ChildExit, ChildProcess
 from service.workers.remote import RemoteWorker
 
@@ -109,11 +114,18 @@ class LocalWorker:
         return self._remote.card
 
     @property
+    def epoch(self) -> int:
+        return self._remote.epoch
+
+    @property
     def stats(self) -> WorkerStats:
         return self._remote.stats
 
     def add_state_listener(self, listener: StateListener) -> None:
         self._board.add_listener(listener)
+
+    def add_event_listener(self, listener: CacheListener) -> None:
+        self._remote.add_event_listener(listener)
 
     async def start(self) -> None:
         await self._remote.start()
@@ -135,10 +147,21 @@ class LocalWorker:
         self._remote.abort(request_id)
 
     async def reset_cache(self) -> int:
-        # The link may not have noticed yet that the process is gone.
-        if self.state not in (WorkerState.READY, WorkerState.DRAINING):
-            raise WorkerNotReadyError(self._refusal())
+        self._require_child()
         return await self._remote.reset_cache()
+
+    async def act_on_prefix(
+        self,
+        action: PrefixAction,
+        token_ids: NDArray[np.int32],
+        *,
+        cache_salt: str = "",
+        keep_num_tokens: int = 0,
+    ) -> PrefixReply:
+        self._require_child()
+        return await self._remote.act_on_prefix(
+            action, token_ids, cache_salt=cache_salt, keep_num_tokens=keep_num_tokens
+        )
 
     async def close(self) -> None:
         if self._is_closing:
@@ -170,6 +193,11 @@ class LocalWorker:
         return () if self._child is None else self._child.last_lines
 
     # ------------------------------------------------------------ the child's life
+
+    def _require_child(self) -> None:
+        """The link may not have noticed yet that the process is gone."""
+        if self.state not in (WorkerState.READY, WorkerState.DRAINING):
+            raise WorkerNotReadyError(self._refusal())
 
     def _refusal(self) -> str:
         return f"worker {self.worker_id}: {self.detail or self.state}"

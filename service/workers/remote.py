@@ -8,19 +8,25 @@ happens on the event loop.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 import uuid
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from cache_store.events import AllBlocksCleared
 from model_worker.protocol import (
     Abort,
     AddRequest,
     CacheReset,
+    Command,
     ErrorCode,
     LinkTiming,
     ModelCard,
+    PrefixAction,
+    PrefixCommand,
+    PrefixReply,
     ResetCache,
     StepFrame,
     Welcome,
@@ -33,12 +39,13 @@ from service.workers.base import (
     RequestStream,
     StateListener,
     StreamTable,
-    WorkerLostError,
     WorkerNotReadyError,
     WorkerState,
     WorkerStatusBoard,
     refusal_code,
 )
+from service.workers.cache_news import CacheListener, CacheNewsBoard
+from service.workers.calls import CallTable
 from service.workers.connection import WorkerNews
 from service.workers.link import (
     LinkClosed,
@@ -75,12 +82,13 @@ class RemoteWorker:
     ) -> None:
         self._worker_id = worker_id or endpoint
         self._board = WorkerStatusBoard(self._worker_id, f"connecting to {endpoint}")
-        self._card: ModelCard | None = None
+        self._welcome: Welcome | None = None
         self._stats = WorkerStats()
         self._streams = StreamTable()
-        self._calls: dict[str, asyncio.Future[int]] = {}
-        self._call_ids = itertools.count(1)
+        self._calls = CallTable()
+        self._cache_news = CacheNewsBoard(self._worker_id)
         self._link_number = 0
+        self._welcomed_link_number = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed: asyncio.Future[None] | None = None
         self._events: list[LinkEvent] = []
@@ -109,7 +117,11 @@ class RemoteWorker:
 
     @property
     def card(self) -> ModelCard | None:
-        return self._card
+        return None if self._welcome is None else self._welcome.model
+
+    @property
+    def epoch(self) -> int:
+        return 0 if self._welcome is None else self._welcome.epoch
 
     @property
     def stats(self) -> WorkerStats:
@@ -118,6 +130,9 @@ class RemoteWorker:
     def add_state_listener(self, listener: StateListener) -> None:
         self._board.add_listener(listener)
 
+    def add_event_listener(self, listener: CacheListener) -> None:
+        self._cache_news.add_listener(listener)
+
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._closed = self._loop.create_future()
@@ -125,8 +140,8 @@ class RemoteWorker:
 
     async def wait_ready(self, timeout_s: float | None = None) -> ModelCard:
         await self._board.wait_ready(timeout_s)
-        assert self._card is not None, "a worker is ready only once its card is known"
-        return self._card
+        assert self._welcome is not None, "a worker is ready only once it has said Welcome"
+        return self._welcome.model
 
     def submit(self, request: AddRequest) -> RequestStream:
         stream = self._streams.open(request.request_id)
@@ -145,19 +160,33 @@ class RemoteWorker:
 
     def abort(self, request_id: str) -> None:
         if request_id in self._streams:
-            self._link.send(self._link_number, encode(Abort(request_id=request_id)))
+            self._send(Abort(request_id=request_id))
 
     async def reset_cache(self) -> int:
-        if self.state not in (WorkerState.READY, WorkerState.DRAINING):
-            raise WorkerNotReadyError(self._say(self.detail or self.state))
-        call_id = str(next(self._call_ids))
-        call: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = call
-        self._link.send(self._link_number, encode(ResetCache(call_id=call_id)))
-        try:
-            return await call
-        finally:
-            self._calls.pop(call_id, None)
+        self._require_link()
+        call = ResetCache(call_id=self._calls.next_id())
+        reply = await self._calls.wait(call, lambda: self._send(call), CacheReset)
+        return reply.num_blocks_dropped
+
+    async def act_on_prefix(
+        self,
+        action: PrefixAction,
+        token_ids: NDArray[np.int32],
+        *,
+        cache_salt: str = "",
+        keep_num_tokens: int = 0,
+    ) -> PrefixReply:
+        welcome = self._require_link()
+        call = PrefixCommand(
+            call_id=self._calls.next_id(),
+            action=action,
+            prompt_token_ids=token_ids.astype("<i4", copy=False).tobytes(),
+            cache_salt=cache_salt,
+            keep_num_tokens=keep_num_tokens,
+        )
+        if not welcome.version.has_cache_messages:
+            return PrefixReply(call_id=call.call_id)
+        return await self._calls.wait(call, lambda: self._send(call), PrefixReply)
 
     async def close(self) -> None:
         self._end_all(ErrorCode.SHUTTING_DOWN, "the gateway is shutting down")
@@ -167,6 +196,17 @@ class RemoteWorker:
             self._link.stop()
             await asyncio.shield(self._closed)
         self._link.join()
+
+    def _require_link(self) -> Welcome:
+        # A link to a worker that drains already is never welcomed, and takes no commands.
+        is_welcomed = self._welcomed_link_number == self._link_number
+        is_up = is_welcomed and self.state in (WorkerState.READY, WorkerState.DRAINING)
+        if self._welcome is None or not is_up:
+            raise WorkerNotReadyError(self._say(self.detail or self.state))
+        return self._welcome
+
+    def _send(self, message: Command) -> None:
+        self._link.send(self._link_number, encode(message))
 
     # ------------------------------------------------------------ from the link's thread
 
@@ -210,18 +250,19 @@ class RemoteWorker:
                 self._stats = message.stats
                 for output in message.outputs:
                     self._streams.deliver(output)
+                self._cache_news.tell(message.epoch, message.events)
             case Welcome():
-                self._card = message.model
+                self._welcome = message
+                self._welcomed_link_number = self._link_number
+                self._cache_news.tell(message.epoch, (AllBlocksCleared(),))
                 self._board.set(WorkerState.READY)
             case WorkerStatus():
                 state = _STATE_BY_STATUS.get(message.state, WorkerState.LOADING)
                 self._board.set(state, message.detail)
                 if state is WorkerState.FAILED:
                     self._end_all(ErrorCode.WORKER_LOST, self._say(message.detail))
-            case CacheReset():
-                call = self._calls.get(message.call_id)
-                if call is not None and not call.done():
-                    call.set_result(message.num_blocks_dropped)
+            case CacheReset() | PrefixReply():
+                self._calls.answer(message)
 
     def _lose(self, state: WorkerState, reason: str) -> None:
         self._stats = WorkerStats()
@@ -230,9 +271,7 @@ class RemoteWorker:
 
     def _end_all(self, code: ErrorCode, message: str) -> None:
         self._streams.fail_all(code, message)
-        for call in self._calls.values():
-            if not call.done():
-                call.set_exception(WorkerLostError(message))
+        self._calls.fail_all(message)
 
     def _say(self, problem: str) -> str:
         return f"worker {self._worker_id}: {problem}"
