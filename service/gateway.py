@@ -120,7 +120,7 @@ class Gateway:
     def _read_workers(self) -> list[WorkerReading]:
         ready = {worker.worker_id for worker in self.registry.ready_workers()}
         return [
-            WorkerReading(worker.worker_id, worker.worker_id in ready, worker.stats)
+            WorkerReading(worker.worker_id, worker.epoch, worker.worker_id in ready, worker.stats)
             for worker in self.registry.workers
         ]
 

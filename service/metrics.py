@@ -7,6 +7,7 @@ registry belongs to the app that made it, never to the process. Knows no prompt 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ _REQUEST_BUCKETS = (*_FIRST_TOKEN_BUCKETS, 300.0, 600.0)
 @dataclass(frozen=True, slots=True)
 class WorkerReading:
     worker_id: str
+    epoch: int  # of the worker's life that the counters are of
     is_ready: bool
     stats: WorkerStats
 
@@ -185,6 +187,25 @@ class RequestRecorder:
         self._metrics._requests.labels(outcome).inc()
 
 
+class _MonotonicCounter:
+    """One counter of one worker, over all of its lives. Kept from falling."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._earlier = 0  # what the lives before this one came to
+        self._current = 0
+
+    def take(self, epoch: int, value: int) -> int:
+        """The total, given a reading. A lower one of the same life is no reset: while a worker is
+        lost, and until its first report on a new link, it reads as zero."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._earlier += self._current
+            self._current = 0
+        self._current = max(self._current, value)
+        return self._earlier + self._current
+
+
 class _LiveCollector(Collector):
     """Gauges read when scraped, and workers' counters kept from falling when one starts again."""
 
@@ -195,8 +216,9 @@ class _LiveCollector(Collector):
     ) -> None:
         self._workers = workers
         self._queue = queue
-        self._last: dict[tuple[str, str], int] = {}
-        self._base: dict[tuple[str, str], int] = {}
+        self._counters: defaultdict[tuple[str, str], _MonotonicCounter] = defaultdict(
+            _MonotonicCounter
+        )
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         workers = self._workers()
@@ -215,8 +237,9 @@ class _LiveCollector(Collector):
         ):
             family = CounterMetricFamily(f"headstart_{name}", text, labels=["worker"])
             for worker in workers:
-                value = self._monotonic(worker.worker_id, field, getattr(worker.stats, field))
-                family.add_metric([worker.worker_id], value)
+                counter = self._counters[worker.worker_id, field]
+                total = counter.take(worker.epoch, getattr(worker.stats, field))
+                family.add_metric([worker.worker_id], total)
             yield family
 
     def _gauges(self, workers: Sequence[WorkerReading]) -> Iterator[GaugeMetricFamily]:
@@ -253,11 +276,3 @@ class _LiveCollector(Collector):
                 blocks.add_metric([worker.worker_id, state], count)
         yield from per_worker
         yield blocks
-
-    def _monotonic(self, worker_id: str, field: str, value: int) -> int:
-        key = (worker_id, field)
-        last = self._last.get(key, 0)
-        if value < last:
-            self._base[key] = self._base.get(key, 0) + last
-        self._last[key] = value
-        return self._base.get(key, 0) + value

@@ -106,7 +106,7 @@ def endpoints(field: RequestField) -> str:
 def test_every_metric_is_documented_and_no_other() -> None:
     stats = WorkerStats(num_blocks=4)
     metrics = GatewayMetrics(
-        lambda: [WorkerReading("local", True, stats)], lambda: QueueReading(0, 0)
+        lambda: [WorkerReading("local", 1, True, stats)], lambda: QueueReading(0, 0)
     )
     metrics.record(3, 0.0).admitted(1, 0.0)
     exported = set()

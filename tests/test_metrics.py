@@ -82,7 +82,7 @@ def test_gauges_are_read_when_scraped() -> None:
         num_running=2, num_waiting=1, num_blocks=10, num_free_blocks=3,
         num_evictable_blocks=2, num_locked_blocks=5,
     )  # fmt: skip
-    bench.workers = [WorkerReading("w", True, stats)]
+    bench.workers = [WorkerReading("w", 1, True, stats)]
     assert bench.value("num_requests_running", worker="w") == 2
     assert bench.value("num_requests_waiting", worker="w") == 1
     assert bench.value("kv_cache_usage_perc", worker="w") == 0.5
@@ -92,13 +92,39 @@ def test_gauges_are_read_when_scraped() -> None:
     assert bench.value("requests_in_flight") == 5
 
 
-def test_a_workers_counters_never_fall() -> None:
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        ([(1, 5), (1, 9), (2, 0), (2, 2), (3, 0), (3, 1)], [5, 9, 9, 11, 11, 12]),
+        ([(1, 5), (1, 0), (1, 0), (1, 5), (1, 7)], [5, 5, 5, 5, 7]),
+        ([(0, 0), (1, 5), (1, 0), (2, 0), (2, 3), (2, 0), (2, 4)], [0, 5, 5, 5, 8, 8, 9]),
+        ([(1, 5), (2, 8)], [5, 13]),
+    ],
+    ids=["restarts", "link loss", "both", "restart between two scrapes"],
+)
+def test_a_workers_counters_never_fall_and_count_once(
+    readings: list[tuple[int, int]], expected: list[int]
+) -> None:
     bench = Bench()
     seen = []
-    for total in (5, 9, 0, 2, 0, 1):
-        bench.workers = [WorkerReading("w", True, WorkerStats(preemptions_total=total))]
+    for epoch, total in readings:
+        stats = WorkerStats(preemptions_total=total)
+        bench.workers = [WorkerReading("w", epoch, True, stats)]
         seen.append(bench.value("num_preemptions_total", worker="w"))
-    assert seen == [5, 9, 9, 11, 11, 12]
+    assert seen == expected
+
+
+def test_counters_are_kept_apart_by_worker_and_name() -> None:
+    bench = Bench()
+    for epoch in (1, 2):
+        bench.workers = [
+            WorkerReading("a", epoch, True, WorkerStats(preemptions_total=2, steps_total=10)),
+            WorkerReading("b", 1, True, WorkerStats(preemptions_total=3, steps_total=20)),
+        ]
+        assert bench.value("engine_steps_total", worker="a") == 10 * epoch
+    assert bench.value("num_preemptions_total", worker="a") == 4
+    assert bench.value("num_preemptions_total", worker="b") == 3
+    assert bench.value("engine_steps_total", worker="b") == 20
 
 
 def test_two_apps_have_metrics_of_their_own() -> None:
