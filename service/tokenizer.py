@@ -7,6 +7,7 @@ in a thread beside the event loop. Knows nothing of requests, and needs no torch
 from __future__ import annotations
 
 import hashlib
+import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +18,11 @@ from numpy.typing import NDArray
 
 from model_worker.protocol import ModelCard, TokenizerFile
 from service.chat_template import ChatTemplate
+from service.sessions.splicer import AddedToken, Splicer
 
 __all__ = ["ModelTokenizer", "TokenizerError", "preload"]
+
+_log = logging.getLogger("headstart.gateway")
 
 
 class TokenizerError(Exception):
@@ -45,6 +49,10 @@ class ModelTokenizer:
         if isinstance(source, dict):
             source = source.get("default")
         self.chat_template = ChatTemplate(self._render, source)
+        self.splicer = Splicer(self._encode_texts, _added_tokens(self._backend), source or "")
+        if not self.splicer.is_on:
+            _log.warning("sessions re-encode every turn: %s", self.splicer.problem)
+        self.first_ids = self._ids_before()
 
     @classmethod
     def from_card(cls, card: ModelCard) -> ModelTokenizer:
@@ -68,11 +76,42 @@ class ModelTokenizer:
         text: str = self._backend.decode(token_ids, skip_special_tokens=True)
         return text
 
+    def decode_exactly(self, token_ids: Sequence[int]) -> str:
+        """Text with special tokens as they are written."""
+        text: str = self._backend.decode(token_ids, skip_special_tokens=False)
+        return text
+
+    def _ids_before(self) -> tuple[int, ...] | None:
+        """What add_special_tokens puts before a text; None if it also puts something after it."""
+        bare = self._backend.encode("x", add_special_tokens=False).ids
+        whole = self._backend.encode("x", add_special_tokens=True).ids
+        num_added = len(whole) - len(bare)
+        return tuple(whole[:num_added]) if whole[num_added:] == bare else None
+
+    def _encode_texts(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
+
     def _render(self, messages: list[dict[str, Any]]) -> str:
         text: str = self._tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
         return text
+
+
+def _added_tokens(backend: Any) -> list[AddedToken]:
+    is_normalizing = backend.normalizer is not None
+    return [
+        AddedToken(
+            token_id,
+            token.content,
+            is_raw=not (token.normalized and is_normalizing),
+            takes_left=token.lstrip,
+            takes_right=token.rstrip,
+            is_whole_word=token.single_word,
+        )
+        for token_id, token in sorted(backend.get_added_tokens_decoder().items())
+    ]
 
 
 def _write(folder: Path, file: TokenizerFile) -> None:

@@ -1,0 +1,1 @@
+"""Sessions: the token-exact history of a conversation, and what becomes of its blocks."""
