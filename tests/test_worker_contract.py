@@ -271,6 +271,8 @@ async def test_calls_that_overlap_get_their_own_replies(worker: Worker) -> None:
 
 async def test_a_reset_is_told_to_who_listens_to_the_cache(worker: Worker) -> None:
     heard: list[CacheNews] = []
+    # Once this is answered, all that was told before it has been heard.
+    await worker.act_on_prefix(PrefixAction.INSPECT, PREFIX)
     worker.add_event_listener(heard.append)
     await worker.reset_cache()
     async with asyncio.timeout(5):

@@ -273,6 +273,7 @@ async def test_it_tells_what_it_is_told_to_and_each_loss_begins_an_epoch() -> No
         worker.set_ready()
         worker.set_lost()
         assert worker.epoch == 1
+        assert worker.stats.generated_tokens_total == 0
         worker.set_ready()
         cleared = (AllBlocksCleared(),)
         assert heard == [
@@ -281,6 +282,5 @@ async def test_it_tells_what_it_is_told_to_and_each_loss_begins_an_epoch() -> No
             CacheNews("fake", 1, cleared),
             CacheNews("fake", 2, cleared),
         ]
-        assert worker.stats.generated_tokens_total == 0
     finally:
         await worker.close()

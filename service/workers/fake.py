@@ -207,7 +207,6 @@ class FakeWorker:
         if self._is_new_life:
             self._is_new_life = False
             self._epoch += 1
-            self._totals = self._no_work_yet()
         self._card = self._given_card
         self.tell(AllBlocksCleared())
         self._board.set(WorkerState.READY)
@@ -376,6 +375,7 @@ class FakeWorker:
 
     def _end(self, state: WorkerState, reason: str, code: ErrorCode) -> None:
         self._is_new_life = True
+        self._totals = self._no_work_yet()
         self._card = self._card if state is WorkerState.LOST else None
         self._waiting.clear()
         self._running.clear()
