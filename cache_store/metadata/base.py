@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from cache_store.events import CacheEvent, Tier
+from cache_store.metadata.stats import MetadataStats
 
 
 class MetadataError(Exception):
@@ -67,6 +68,9 @@ class MetadataStore(Protocol):
     def is_degraded(self) -> bool:
         """Whether the store is out of reach and callers are served without it."""
         ...
+
+    @property
+    def stats(self) -> MetadataStats: ...
 
     async def start(self) -> None:
         """Returns although the store may be out of reach."""
