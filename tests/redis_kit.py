@@ -39,11 +39,15 @@ def free_port() -> int:
 class Server:
     """One server process; :meth:`start` again gives an empty one at the same place."""
 
-    def __init__(self, kind: str, folder: Path, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, kind: str, folder: Path, options: Sequence[str] = (), *, is_tls: bool = False
+    ) -> None:
         self.port = free_port()
+        port_flag = "--tls-port" if is_tls else "--port"
         self._command = [
             binary_of(kind),
-            *("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
+            *(["--port", "0"] if is_tls else []),
+            *(port_flag, str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
             *("--dir", str(folder), "--daemonize", "no", "--loglevel", "warning"),
             *options,
         ]
@@ -90,8 +94,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_server(kind: str, folder: Path, options: Sequence[str] = ()) -> Iterator[Server]:
-    server = Server(kind, folder, options)
+def running_server(
+    kind: str, folder: Path, options: Sequence[str] = (), *, is_tls: bool = False
+) -> Iterator[Server]:
+    server = Server(kind, folder, options, is_tls=is_tls)
     server.start()
     try:
         yield server

@@ -160,6 +160,9 @@ class ResilientMetadataStore:
         kept = self._kept.get(key)
         if kept is not None and kept.record.version != expected_version:
             return False
+        if _RECORD_BYTES + len(record.history) > self._max_kept_bytes:
+            self._num_dropped += 1  # rather than all the others
+            raise MetadataError("Redis is out of reach, and the session is too large to be kept")
         latest = msgspec.structs.replace(record, version=expected_version + 1)
         if kept is None:
             kept = self._kept[key] = _Kept(latest, expected_version)

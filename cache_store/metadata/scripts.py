@@ -2,7 +2,9 @@
 
 Owns their text. ``ARGV[1]`` is the prefix of all keys, since they name records by what they find
 in others (so a Redis Cluster does not run them). Whatever lies under one of our keys and is of
-another type was not written by this version: reading takes it for absent, writing replaces it.
+another type was not written by this version: reading takes it for absent, writing replaces it. The
+first command that writes is one that takes memory, since Redis refuses that one when it is full and
+lets a program that has begun to write go on.
 """
 
 from __future__ import annotations
@@ -40,7 +42,6 @@ if old[1] and old[2] and (old[1] ~= epoch or old[2] ~= model) then
     redis.call('ZREM', prefix .. 'workers:' .. old[2], id)
   end
 end
-redis.call('DEL', key)
 redis.call('HSET', key, 'epoch', epoch, 'model', model, 'endpoint', endpoint)
 redis.call('PEXPIRE', key, lease)
 local now = now_ms()
@@ -147,7 +148,7 @@ if is(key, 'hash') then
   end
 end
 if version ~= ARGV[4] then return 0 end
-redis.call('DEL', key)
+own(key, 'hash')
 redis.call('HSET', key, 'version', ARGV[5], 'meta', ARGV[7], 'history', ARGV[8], 'write', ARGV[9])
 redis.call('PEXPIREAT', key, expires)
 redis.call('ZADD', of_tenant, 0, id)
