@@ -349,7 +349,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_itl_factor: float = 2.0
     num_threads: int | None = None
     drain_timeout_s: float = 30.0
+    redis_url: str | None = None  # where it announces itself; may hold a password
+    encryption_key_file: str | None = None  # of what is kept on disk
     log_level: str = "info"
+
+    def __repr__(self) -> str:
+        """Without the URL, for the sake of the password in it."""
+        shown = [f"{n}={getattr(self, n)!r}" for n in self.__struct_fields__ if n != "redis_url"]
+        return f"WorkerConfig({', '.join(shown)})"
 
 
 class _RequestHead(msgspec.Struct, frozen=True, tag="AddRequest"):

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from service.config import GatewayConfig
 from service.errors import GatewayError, InvalidRequest, error_from_status, error_response
 from service.gateway import Gateway
+from service.metadata import make_metadata_store
 from service.request_context import RequestContextMiddleware
 from service.routes import admin, chat, completions, dashboard, health, metrics, models
 from service.security import SecurityMiddleware
@@ -33,11 +34,12 @@ KEEPALIVE_SECONDS = 15.0
 def create_app(
     config: GatewayConfig, registry: WorkerRegistry, *, keepalive: float = KEEPALIVE_SECONDS
 ) -> FastAPI:
-    """``registry`` is started and closed with the app. ``keepalive`` is in seconds.
+    """``registry`` is started and closed with the app. ``keepalive`` is in seconds. Raises
+    ConfigError for a configuration that cannot be used.
 
     The app's own documentation pages are off: they would load scripts from elsewhere.
     """
-    gateway = Gateway(config, registry, keepalive=keepalive)
+    gateway = Gateway(config, registry, make_metadata_store(config), keepalive=keepalive)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

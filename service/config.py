@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from model_worker.protocol import WorkerConfig
+from service.setting_types import redis_url
 from service.settings import ENV_PREFIX, SETTINGS, Setting, settings_of
 
 __all__ = [
@@ -55,6 +56,9 @@ class GatewayConfig:
     drain_timeout: float = 30.0
     workers: tuple[str, ...] = ()  # link endpoints; empty for `serve`, which has its own child
     link_secret_file: str | None = None
+    redis_url: str | None = field(default=None, repr=False)  # may hold a password
+    encryption_key_file: str | None = None
+    sessions_dir: str | None = None  # where embedded metadata keeps sessions; None: nowhere
     log_level: str = "info"
 
     @property
@@ -110,6 +114,9 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
         drain_timeout=values["drain_timeout"],
         workers=values.get("worker", ()),
         link_secret_file=_secret_file(values, values.get("worker", ())),
+        redis_url=_redis_url(values["redis_url"]),
+        encryption_key_file=_text(values["encryption_key_file"]),
+        sessions_dir=_sessions_dir(values),
         log_level=values["log_level"],
     )
     if not (is_loopback(config.host) or config.has_keys or config.allow_no_auth):
@@ -117,8 +124,11 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
             f"--host {config.host} can be reached from other machines and no key is set: "
             "give --api-key-file, or --allow-no-auth to serve everyone"
         )
-    if "worker" in values and not config.workers:
-        raise ConfigError("headstart gateway needs at least one --worker endpoint")
+    if "worker" in values and not config.workers and config.redis_url is None:
+        raise ConfigError(
+            "headstart gateway needs at least one --worker endpoint, or a --redis-url to find "
+            "workers with"
+        )
     return config
 
 
@@ -138,6 +148,7 @@ def worker_config(
         endpoint = values["link_endpoint"]
     if endpoint is None:
         raise ConfigError("headstart worker needs a --link-endpoint")
+    is_private = not endpoint  # a child of this gateway alone, which no other can reach
     cache_dir = values["model_cache_dir"] or _user_cache_dir(environ) / "headstart"
     return WorkerConfig(
         endpoint=endpoint,
@@ -160,6 +171,8 @@ def worker_config(
         max_itl_factor=values["max_itl_factor"],
         num_threads=values["num_threads"],
         drain_timeout_s=values["drain_timeout"],
+        redis_url=None if is_private else _redis_url(values["redis_url"]),
+        encryption_key_file=_text(values["encryption_key_file"]),
         log_level=values["log_level"],
     )
 
@@ -226,6 +239,29 @@ def _secret_file(values: Mapping[str, Any], endpoints: Sequence[str]) -> str | N
     if not file.is_file():
         raise ConfigError(f"--link-secret-file: {file} is not a file")
     return str(file)
+
+
+def _redis_url(given: str | None) -> str | None:
+    if given is None or not given.startswith("@"):
+        return given
+    file = Path(given[1:])
+    try:
+        return redis_url(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--redis-url: cannot read {file}: {error.strerror}") from None
+    except ValueError as error:  # of UnicodeDecodeError too, which shows what was read
+        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise ConfigError(f"--redis-url: {file}: {reason}") from None
+
+
+def _sessions_dir(values: Mapping[str, Any]) -> str | None:
+    """Beside the blocks on disk, which outlast the process as well."""
+    folder: Path | None = values.get("disk_cache_dir")
+    return None if folder is None else str(folder / "gateway")
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _user_cache_dir(environ: Mapping[str, str]) -> Path:

@@ -13,11 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from starlette.requests import Request
 
+from cache_store.metadata.base import MetadataStore
 from model_worker.protocol import ModelCard
 from service import tokenizer
 from service.config import GatewayConfig
 from service.errors import ModelNotFound, Unavailable
 from service.generation import Generator
+from service.metadata_metrics import MetadataCollector
 from service.metrics import GatewayMetrics, QueueReading, WorkerReading
 from service.request_gate import RequestGate
 from service.served_model import ServedModel
@@ -36,13 +38,20 @@ class Gateway:
     """``keepalive`` is in seconds. Everything here belongs to one event loop."""
 
     def __init__(
-        self, config: GatewayConfig, registry: WorkerRegistry, *, keepalive: float
+        self,
+        config: GatewayConfig,
+        registry: WorkerRegistry,
+        metadata: MetadataStore,
+        *,
+        keepalive: float,
     ) -> None:
         self.config = config
         self.registry = registry
+        self.metadata = metadata
         self.keepalive = keepalive
         self.gate = RequestGate(config.max_queue)
         self.metrics = GatewayMetrics(self._read_workers, self._read_queue)
+        self.metrics.registry.register(MetadataCollector(lambda: metadata.stats))
         self.generator = Generator(registry.ready_workers, self.metrics)
         self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._served: ServedModel | None = None
@@ -50,6 +59,7 @@ class Gateway:
         self._adoption: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        await self.metadata.start()
         await self.registry.start()
         self._adoption = asyncio.create_task(self._adopt_model())
 
@@ -58,6 +68,7 @@ class Gateway:
             self._adoption.cancel()
             await asyncio.gather(self._adoption, return_exceptions=True)
         await self.registry.close()
+        await self.metadata.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def drain(self, timeout: float | None = None) -> bool:
@@ -79,6 +90,13 @@ class Gateway:
             return self.registry.health().reason
         if self._served is None:
             return self._failure or "loading the tokenizer"
+        return ""
+
+    @property
+    def degraded_reason(self) -> str:
+        """Empty unless requests are answered with something missing."""
+        if self.metadata.is_degraded:
+            return "the metadata store is out of reach; requests go on without it"
         return ""
 
     def model(self, name: str) -> ServedModel:

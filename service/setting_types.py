@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from cache_store.metadata.redis_url import parse_redis_url
+
 __all__ = [
     "boolean",
     "choice",
@@ -21,6 +23,7 @@ __all__ = [
     "integer_choice",
     "number",
     "path",
+    "redis_url",
     "size",
     "text",
 ]
@@ -157,4 +160,14 @@ def http_url(value: str) -> str:
     word = value.strip().rstrip("/")
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", word):
         raise ValueError(f"expected an address such as http://127.0.0.1:8000, got {value!r}")
+    return word
+
+
+def redis_url(value: str) -> str:
+    """redis://, rediss:// or unix:// URL, or @FILE that holds one. Errors do not repeat it: it may
+    hold a password."""
+    word = text(value)
+    if word.startswith("@"):
+        return f"@{path(word[1:])}"
+    parse_redis_url(word)
     return word

@@ -181,6 +181,27 @@ _LINK_SETTINGS = (
     ),
 )
 
+_SHARED_STATE_SETTINGS = (
+    Setting(
+        "redis_url",
+        kinds.redis_url,
+        None,
+        "Redis or Valkey that gateways and workers share, redis://, rediss:// or unix://; or "
+        "@FILE that holds the URL, since a command line can be read by others.",
+        _BOTH,
+        "URL",
+    ),
+    Setting(
+        "encryption_key_file",
+        kinds.path,
+        None,
+        "File with the 32-byte key (raw, hex or base64) that seals what is kept on disk and "
+        "session histories in Redis.",
+        _BOTH,
+        "FILE",
+    ),
+)
+
 _MODEL_SETTINGS = (
     Setting(
         "model",
@@ -339,6 +360,7 @@ _CHAT_SETTINGS = (
 SECTIONS: tuple[Section, ...] = (
     Section("Gateway", _GATEWAY_SETTINGS),
     Section("Link and logs", _LINK_SETTINGS),
+    Section("Shared and kept", _SHARED_STATE_SETTINGS),
     Section("Model", _MODEL_SETTINGS),
     Section("Cache", _CACHE_SETTINGS),
     Section("Engine", _ENGINE_SETTINGS),

@@ -81,6 +81,8 @@ def test_every_worker_setting_reaches_the_worker() -> None:
         "max_itl_factor": "1.5",
         "num_threads": "2",
         "drain_timeout": "2.5",
+        "redis_url": "rediss://host/3",
+        "encryption_key_file": "/key",
     }
     assert set(arguments) | {"link_secret_file"} == {s.name for s in settings_of("worker")}
     made = worker_config(resolve("worker", arguments, NOTHING), worker_id="w")
@@ -105,6 +107,8 @@ def test_every_worker_setting_reaches_the_worker() -> None:
         max_itl_factor=1.5,
         num_threads=2,
         drain_timeout_s=2.5,
+        redis_url="rediss://host/3",
+        encryption_key_file="/key",
     )
 
 
@@ -125,6 +129,8 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "drain_timeout": "2.5",
         "worker": ["tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"],
         "link_secret_file": str(secret),
+        "redis_url": "redis://:hidden@host",
+        "encryption_key_file": "/key",
         "log_level": "error",
     }
     assert set(arguments) == {setting.name for setting in settings_of("gateway")}
@@ -141,8 +147,12 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "drain_timeout": 2.5,
         "workers": ("tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"),
         "link_secret_file": str(secret),
+        "redis_url": "redis://:hidden@host",
+        "encryption_key_file": "/key",
+        "sessions_dir": None,
         "log_level": "error",
     }
+    assert "hidden" not in repr(made)
     assert "k1" not in repr(made)
     assert "root-key" not in repr(made)
 
@@ -292,7 +302,10 @@ def test_a_tcp_link_needs_a_secret(tmp_path: Path) -> None:
 
 
 def test_gateway_and_worker_need_an_endpoint() -> None:
-    assert refusal("gateway", {}) == "headstart gateway needs at least one --worker endpoint"
+    assert refusal("gateway", {}) == (
+        "headstart gateway needs at least one --worker endpoint, or a --redis-url to find workers "
+        "with"
+    )
     assert refusal("worker", {}) == "headstart worker needs a --link-endpoint"
 
 
@@ -324,3 +337,52 @@ def test_the_chat_takes_its_key_from_the_environment_only() -> None:
     made = chat_config(resolve("chat", {"chat_model": "m"}, environ))
     assert (made.url, made.model, made.api_key) == ("http://h:1", "m", "k")
     assert "'k'" not in repr(made)
+
+
+def test_a_redis_url_may_lie_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    file.write_text("rediss://:hidden@host:1/2\n")
+    environ = {"HEADSTART_REDIS_URL": f"@{file}"}
+    assert gateway_config(resolve("serve", {}, environ)).redis_url == "rediss://:hidden@host:1/2"
+    made = worker_config(resolve("worker", {"link_endpoint": "ipc:///w"}, environ))
+    assert made.redis_url == "rediss://:hidden@host:1/2"
+    assert "hidden" not in repr(made)
+    assert worker(redis_url=f"@{file}").redis_url == "rediss://:hidden@host:1/2"
+
+
+def test_the_child_of_serve_does_not_announce_itself() -> None:
+    values = resolve("serve", {"redis_url": "redis://host"}, NOTHING)
+    assert worker_config(values, endpoint="", worker_id="local").redis_url is None
+    assert gateway_config(values).redis_url == "redis://host"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"http://:hidden@host", "expected redis://, rediss:// or unix:// and an address"),
+        (b"", "must not be empty"),
+        (b"\xffhidden", "not UTF-8 text"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_redis_url_that_is_none_is_refused_unseen(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    file = tmp_path / "url"
+    if content is not None:
+        file.write_bytes(content)
+    message = refusal("gateway", {"redis_url": f"@{file}"})
+    assert message.startswith("--redis-url: ")
+    assert problem in message
+    assert "hidden" not in message
+
+
+def test_a_redis_url_given_wrongly_is_not_repeated() -> None:
+    for given in ("redis://:hidden@host:port", "hidden", "redis://:hidden@host?x=1", "@"):
+        assert "hidden" not in refusal("serve", {"redis_url": given})
+
+
+def test_embedded_sessions_lie_beside_the_blocks_on_disk() -> None:
+    values = resolve("serve", {}, NOTHING)
+    assert gateway_config(values).sessions_dir is None
+    assert gateway_config(values | {"disk_cache_dir": Path("/d")}).sessions_dir == "/d/gateway"

@@ -10,10 +10,12 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import summary
+from cache_store.metadata.stats import MetadataStats
 from model_worker.protocol import WorkerStats
 from service import settings_document
 from service.app import create_app
 from service.config import GatewayConfig
+from service.metadata_metrics import MetadataCollector
 from service.metrics import GatewayMetrics, QueueReading, WorkerReading
 from service.request_fields import REQUEST_FIELDS, FieldKind, RequestField
 from service.settings import SETTINGS
@@ -108,6 +110,7 @@ def test_every_metric_is_documented_and_no_other() -> None:
     metrics = GatewayMetrics(
         lambda: [WorkerReading("local", 1, True, stats)], lambda: QueueReading(0, 0)
     )
+    metrics.registry.register(MetadataCollector(MetadataStats))
     metrics.record(3, 0.0).admitted(1, 0.0)
     exported = set()
     for family in text_string_to_metric_families(metrics.exposition().decode()):

@@ -15,8 +15,8 @@ PACKAGES = ("service", "cache_store", "model_worker")
 MAX_LINES = 400
 
 ALLOWED_IMPORTS = {
-    "service": ("service", "model_worker.protocol", "cache_store.block_hash", "cache_store.events",
-                "cache_store.metadata"),
+    "service": ("service", "model_worker.protocol", "cache_store.block_hash", "cache_store.cipher",
+                "cache_store.events", "cache_store.metadata"),
     "model_worker": ("model_worker", "cache_store"),
     "cache_store": ("cache_store",),
 }  # fmt: skip

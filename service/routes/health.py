@@ -14,9 +14,12 @@ router = APIRouter()
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    reason = gateway_of(request).unready_reason
+    gateway = gateway_of(request)
+    reason = gateway.unready_reason
     if reason:
         raise Unavailable(f"Not ready: {reason}.", code="not_ready", retry_after=1)
+    if gateway.degraded_reason:
+        return JSONResponse({"status": "degraded", "reason": gateway.degraded_reason})
     return JSONResponse({"status": "ok"})
 
 
