@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("tree", "trace_replay", "overhead", "decode", "shared_prefix", "gateway")
+NAMES = ("tree", "trace_replay", "metadata", "overhead", "decode", "shared_prefix", "gateway")
 
 
 def main(names: list[str]) -> int:

@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("torch", "transformers", "numpy", "xxhash", "pyzmq", "msgspec", "fastapi", "uvicorn")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "numpy",
+    "xxhash",
+    "pyzmq",
+    "redis",
+    "msgspec",
+    "fastapi",
+    "uvicorn",
+)
 
 
 def environment() -> dict[str, Any]:
