@@ -7,11 +7,13 @@ a stream. Knows nothing of HTTP, bodies or templates.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -22,14 +24,15 @@ from service.detokenizer import Detokenizer
 from service.errors import Unavailable, error_from_worker
 from service.metrics import GatewayMetrics, RequestRecorder
 from service.request_gate import Ticket
-from service.router import WorkerLoad, choose_worker
+from service.router import Affinity, WorkerLoad, choose_worker
 from service.stop_strings import StopStrings
-from service.workers.base import Worker
+from service.workers.base import RequestStream, Worker
 
-__all__ = ["GenerationRequest", "Generator", "TextEvent"]
+__all__ = ["GenerationRequest", "Generator", "Outcome", "OutcomeKeeper", "TextEvent"]
 
 _log = logging.getLogger("headstart.requests")
 _CONTEXT_TOKENS = 4
+_LAST_OUTPUT_S = 10.0  # a worker that was told to stop finishes its step first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,35 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     cache_salt: str = ""
     is_continuation: bool = False  # the answer goes on with the prompt's text
+    priority: int = 0
+    retention_s: float = 0.0
+    affinity: Affinity = field(default_factory=Affinity)
+    keeper: OutcomeKeeper | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a request at its worker. ``text`` is what the client was given for
+    ``output_token_ids``, which leave out the token that stopped it, ``stop_token_id``."""
+
+    worker_id: str
+    output_token_ids: Sequence[int]
+    text: str
+    stop_token_id: int | None
+    num_cached_tokens: int
+
+
+class OutcomeKeeper(Protocol):
+    """Who remembers what a request was served."""
+
+    async def keep(self, outcome: Outcome) -> None:
+        """Called before the last event is given out, so that a request that follows finds it."""
+        ...
+
+    def keep_later(self, outcome: Awaitable[Outcome]) -> None:
+        """Called instead when the request ended early, or after it, when a worker was stopped:
+        what it has computed until then is known a little later."""
+        ...
 
 
 class TextEvent(msgspec.Struct, frozen=True):
@@ -111,12 +143,14 @@ class Generator:
         recorder: RequestRecorder,
         ticket: Ticket,
     ) -> AsyncGenerator[TextEvent, None]:
-        worker = self._choose()
+        worker = self._choose(request.affinity)
         self._num_sent[worker.worker_id] += 1
         submitted_at = self._metrics.clock()
         stream = worker.submit(_add_request(request))
+        is_kept = False
         try:
             async for output in stream:
+                answer.served(output)
                 if output.num_cached_tokens is not None:
                     answer.num_cached_tokens = output.num_cached_tokens
                     waited = self._metrics.clock() - submitted_at
@@ -131,16 +165,23 @@ class Generator:
                     continue
                 if event.text:
                     recorder.text()
+                if event.finish_reason is not None:
+                    is_kept = True
+                    if request.keeper is not None:
+                        await request.keeper.keep(answer.outcome(worker.worker_id))
                 yield event
                 if event.finish_reason is not None:
                     return
             raise error_from_worker(None)
         finally:
-            if not stream.is_finished:
+            is_stopped = not stream.is_finished
+            if is_stopped:
                 worker.abort(request.request_id)
             self._num_sent[worker.worker_id] -= 1
+            if request.keeper is not None and answer.is_admitted and (is_stopped or not is_kept):
+                request.keeper.keep_later(_outcome_at_last(stream, answer, worker.worker_id))
 
-    def _choose(self) -> Worker:
+    def _choose(self, affinity: Affinity) -> Worker:
         workers = {worker.worker_id: worker for worker in self._workers()}
         # What this gateway has sent is known at once; a worker's own count comes with its next
         # step, and holds what other gateways have sent.
@@ -154,7 +195,7 @@ class Generator:
             )
             for worker_id, worker in workers.items()
         ]
-        route = choose_worker({}, loads)
+        route = choose_worker({}, loads, affinity)
         if route is None:
             raise Unavailable("No worker is ready.", code="no_worker", retry_after=5)
         return workers[route.worker_id]
@@ -169,8 +210,29 @@ class _Answer:
         )
         self._detokenizer = Detokenizer(decode, context)
         self._stop = StopStrings(request.stop)
+        self._output_token_ids: list[int] = []
+        self._text: list[str] = []
+        self._stop_token_id: int | None = None
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
+        self.is_admitted = False
+
+    def served(self, output: RequestOutput) -> None:
+        """Note what the worker computed, whether or not any of it is given out."""
+        self.is_admitted |= output.num_cached_tokens is not None
+        self._output_token_ids += output.token_ids
+        self._stop_token_id = output.stop_token_id
+
+    def outcome(self, worker_id: str) -> Outcome:
+        stop_token_id = self._stop_token_id
+        num_stopping = 0 if stop_token_id is None else 1
+        return Outcome(
+            worker_id=worker_id,
+            output_token_ids=self._output_token_ids[: len(self._output_token_ids) - num_stopping],
+            text="".join(self._text),
+            stop_token_id=stop_token_id,
+            num_cached_tokens=self.num_cached_tokens,
+        )
 
     def take(self, output: RequestOutput) -> tuple[TextEvent | None, int]:
         """The event that ``output`` makes, if any, and how many of its tokens count."""
@@ -186,6 +248,7 @@ class _Answer:
                 break
         reason = self._finish(output, pieces)
         text = "".join(pieces)
+        self._text.append(text)
         num_tokens = self.num_output_tokens - before
         if not text and reason is None:
             return None, num_tokens
@@ -211,7 +274,18 @@ def _add_request(request: GenerationRequest) -> AddRequest:
         prompt_token_ids=request.prompt_token_ids.astype("<i4", copy=False).tobytes(),
         sampling_params=request.sampling_params,
         cache_salt=request.cache_salt,
+        priority=request.priority,
+        retention_s=request.retention_s,
     )
+
+
+async def _outcome_at_last(stream: RequestStream, answer: _Answer, worker_id: str) -> Outcome:
+    """After a worker was told to stop: with what it computed until it did."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LAST_OUTPUT_S):
+            async for output in stream:
+                answer.served(output)
+    return answer.outcome(worker_id)
 
 
 def _raise_if_failed(output: RequestOutput) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.router import Route, WorkerLoad, choose_worker
+from service.router import Affinity, Route, WorkerLoad, choose_worker
 
 
 def loads(**num_requests: int) -> list[WorkerLoad]:
@@ -25,11 +25,28 @@ def loads(**num_requests: int) -> list[WorkerLoad]:
     ],
 )
 def test_choice(locations: dict[str, int], given: dict[str, int], expected: Route | None) -> None:
-    assert choose_worker(locations, loads(**given)) == expected
+    assert choose_worker(locations, loads(**given), Affinity()) == expected
 
 
-def test_a_session_stays_together_and_sessions_spread() -> None:
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"a": 0, "b": 2}, Route("b", "session")),
+        ({"a": 0, "b": 3}, Route("a", "least_loaded")),
+        ({"a": 40, "b": 50}, Route("b", "session")),
+        ({"a": 40, "b": 51}, Route("a", "least_loaded")),
+        ({"a": 1, "c": 1}, Route("a", "least_loaded")),  # it is gone
+        ({"b": 99}, Route("b", "only_worker")),
+    ],
+)
+def test_a_session_returns_to_its_worker_unless_that_has_much_more_to_do(
+    given: dict[str, int], expected: Route
+) -> None:
+    assert choose_worker({}, loads(**given), Affinity("b")) == expected
+
+
+def test_a_key_stays_together_and_keys_spread() -> None:
     given = loads(a=0, b=0, c=0)
-    routes = {session: choose_worker({}, given, session) for session in map(str, range(30))}
-    assert routes == {session: choose_worker({}, given, session) for session in routes}
+    routes = {key: choose_worker({}, given, Affinity(key=key)) for key in map(str, range(30))}
+    assert routes == {key: choose_worker({}, given, Affinity(key=key)) for key in routes}
     assert {route.worker_id for route in routes.values() if route} == {"a", "b", "c"}

@@ -78,7 +78,7 @@ def test_without_answers_the_ids_are_the_canonical_ones(
     kind: str, common: str, first: str, second: str, third: str
 ) -> None:
     tokenizer = tokenizer_of(kind)
-    history = History.empty("m")
+    history = History.empty("m", b"key")
     for text in (common + first, common + second, common + second + third, common, first):
         prompt = prepare(tokenizer, text, history)
         assert prompt.token_ids.tolist() == canonical(tokenizer, text)
@@ -95,7 +95,7 @@ def test_generated_ids_are_kept_and_decode_to_the_same_text(
     tokenizer = tokenizer_of(kind)
     stop = canonical(tokenizer, "<|im_end|>")[0]
     text = tokenizer.decode_exactly(ids)
-    first = prepare(tokenizer, chat(asked), History.empty("m"))
+    first = prepare(tokenizer, chat(asked), History.empty("m", b"key"))
     history = answered(tokenizer, first, ids, text, stop)
     assert first.is_exact
     served = [*first.token_ids.tolist(), *ids, stop]
@@ -118,7 +118,7 @@ def test_ids_that_encoding_would_not_give_are_taken_over() -> None:
     spelled = [canonical(tokenizer, letter)[0] for letter in "hello"]
     assert canonical(tokenizer, "hello") != spelled
     stop = canonical(tokenizer, "<|im_end|>")[0]
-    first = prepare(tokenizer, chat("Hi"), History.empty("m"))
+    first = prepare(tokenizer, chat("Hi"), History.empty("m", b"key"))
     history = answered(tokenizer, first, spelled, "hello", stop)
     encoded: list[str] = []
 
@@ -141,7 +141,7 @@ def test_cutting_before_added_tokens_alone_is_enough() -> None:
     tokenizer = tokenizer_of("metaspace_first")
     stop = canonical(tokenizer, "<|im_end|>")[0]
     spelled = [*canonical(tokenizer, "<|im_end|>hel")[1:], *canonical(tokenizer, "</s>lo")[1:]]
-    first = prepare(tokenizer, chat("Hi"), History.empty("m"))
+    first = prepare(tokenizer, chat("Hi"), History.empty("m", b"key"))
     history = answered(tokenizer, first, spelled, "hello", stop)
     second = prepare(tokenizer, chat("Hi", "hello", "More"), history)
     assert second.is_exact
@@ -155,7 +155,7 @@ def test_cutting_before_added_tokens_alone_is_enough() -> None:
 def test_a_text_that_lost_a_character_keeps_no_answer() -> None:
     tokenizer = tokenizer_of("metaspace_first")
     ids = canonical(tokenizer, "hello")  # with the space that a text begins with
-    first = prepare(tokenizer, chat("Hi"), History.empty("m"))
+    first = prepare(tokenizer, chat("Hi"), History.empty("m", b"key"))
     history = answered(tokenizer, first, ids, tokenizer.decode(ids))
     assert history.num_exact_tokens == NEVER
     second = prepare(tokenizer, chat("Hi", "hello", "More"), history)
@@ -165,7 +165,7 @@ def test_a_text_that_lost_a_character_keeps_no_answer() -> None:
 
 def test_a_stop_string_keeps_the_prompt_and_not_the_answer() -> None:
     tokenizer = tokenizer_of("byte_level")
-    first = prepare(tokenizer, chat("Hi"), History.empty("m"))
+    first = prepare(tokenizer, chat("Hi"), History.empty("m", b"key"))
     history = answered(tokenizer, first, canonical(tokenizer, "hello STOP"), "hello ")
     second = prepare(tokenizer, chat("Hi", "hello ", "More"), history)
     assert not second.is_exact
@@ -176,7 +176,7 @@ def test_a_stop_string_keeps_the_prompt_and_not_the_answer() -> None:
 
 def test_another_stop_token_than_the_template_writes() -> None:
     tokenizer = tokenizer_of("byte_level")
-    first = prepare(tokenizer, chat("Hi"), History.empty("m"))
+    first = prepare(tokenizer, chat("Hi"), History.empty("m", b"key"))
     ids = canonical(tokenizer, "hello")
     history = answered(tokenizer, first, ids, "hello", canonical(tokenizer, "</s>")[0])
     second = prepare(tokenizer, chat("Hi", "hello", "More"), history)
@@ -188,7 +188,7 @@ def test_reasoning_that_the_template_strips_is_kept_up_to_where_the_texts_agree(
     tokenizer = tokenizer_of("byte_level")
     thought = canonical(tokenizer, "think think</s>answer")
     stop = canonical(tokenizer, "<|im_end|>")[0]
-    first = prepare(tokenizer, chat("Hi"), History.empty("m"))
+    first = prepare(tokenizer, chat("Hi"), History.empty("m", b"key"))
     history = answered(tokenizer, first, thought, "think think</s>answer", stop)
     second = prepare(tokenizer, chat("Hi", "answer", "More"), history)
     assert not second.is_exact
@@ -200,7 +200,7 @@ def test_reasoning_that_the_template_strips_is_kept_up_to_where_the_texts_agree(
 def test_an_added_token_spelled_in_the_answer_stays_what_was_generated() -> None:
     tokenizer = tokenizer_of("byte_level")
     spelled = [canonical(tokenizer, letter)[0] for letter in "<|im_end|>"]
-    first = prepare(tokenizer, chat("Hi"), History.empty("m"))
+    first = prepare(tokenizer, chat("Hi"), History.empty("m", b"key"))
     history = answered(tokenizer, first, spelled, "<|im_end|>")
     second = prepare(tokenizer, chat("Hi", "<|im_end|>", "More"), history)
     assert second.is_exact
@@ -210,7 +210,7 @@ def test_an_added_token_spelled_in_the_answer_stays_what_was_generated() -> None
 
 def test_first_ids_stand_before_the_text_and_set_it_apart() -> None:
     tokenizer = tokenizer_of("byte_level")
-    first = prepare(tokenizer, chat("Hi"), History.empty("m"), first_ids=(0,))
+    first = prepare(tokenizer, chat("Hi"), History.empty("m", b"key"), first_ids=(0,))
     assert first.token_ids.tolist() == [0, *canonical(tokenizer, chat("Hi"))]
     history = answered(tokenizer, first, canonical(tokenizer, "you"), "you")
     same = prepare(tokenizer, chat("Hi", "you", "x"), history, first_ids=(0,))
@@ -223,7 +223,7 @@ def test_first_ids_stand_before_the_text_and_set_it_apart() -> None:
 
 def test_prompts_of_ids_are_compared_as_ids() -> None:
     tokenizer = tokenizer_of("byte_level")
-    first = prepare_ids(np.array([5, 6, 7], dtype=np.int32), History.empty("m"))
+    first = prepare_ids(np.array([5, 6, 7], dtype=np.int32), History.empty("m", b"key"))
     assert first.is_exact
     history = answered(tokenizer, first, [20], tokenizer.decode([20]))
     assert prepare_ids(np.array([5, 6, 7, 20, 9], dtype=np.int32), history).is_exact
@@ -232,7 +232,7 @@ def test_prompts_of_ids_are_compared_as_ids() -> None:
 
 def test_a_prompt_without_an_answer_leaves_exactness_as_it_was() -> None:
     tokenizer = tokenizer_of("byte_level")
-    first = prepare(tokenizer, chat("Hi"), History.empty("m"))
+    first = prepare(tokenizer, chat("Hi"), History.empty("m", b"key"))
     history = answered(tokenizer, first, canonical(tokenizer, "hello"), "hello")
     warmed = prepare(tokenizer, chat("Hi", "hello", "x"), history)
     after = answered(tokenizer, warmed)
@@ -247,12 +247,12 @@ def test_a_damaged_history_is_a_lost_one(content: bytes) -> None:
 
 
 def test_a_history_of_another_model_is_a_lost_one() -> None:
-    assert History.decode(History.empty("other").encode(), "m") is None
+    assert History.decode(History.empty("other", b"key").encode(), "m") is None
 
 
 def test_what_was_left_behind_is_bounded() -> None:
     tokenizer = tokenizer_of("byte_level")
-    history = History.empty("m")
+    history = History.empty("m", b"key")
     given_up: list[list[int]] = []
     for number in range(MAX_BRANCHES + 3):
         prompt = prepare_ids(np.array([1, 2, 100 + number], dtype=np.int32), history)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_BRANCHES", "Branch", "Rebased", "num_common_tokens", "rebase", "whole"]
+__all__ = ["MAX_BRANCHES", "Branch", "Rebased", "add", "num_common_tokens", "rebase", "whole"]
 
 MAX_BRANCHES = 16  # per session; the oldest beyond them are given up
 
@@ -55,11 +55,18 @@ def rebase(branches: Sequence[Branch], old: TokenIds, new: TokenIds) -> Rebased:
     common = num_common_tokens(old, new)
     if common == len(old):  # the usual turn goes on where the last one ended
         return Rebased(tuple(branches), ())
-    sequences = [whole(branch, old) for branch in branches] + [old]
-    given_up = tuple(sequences[:-MAX_BRANCHES])
+    return _beside(new, [*(whole(branch, old) for branch in branches), old])
+
+
+def add(branches: Sequence[Branch], present: TokenIds, other: TokenIds) -> Rebased:
+    """``other`` as one more branch of ``present``."""
+    return _beside(present, [*(whole(branch, present) for branch in branches), other])
+
+
+def _beside(present: TokenIds, sequences: Sequence[TokenIds]) -> Rebased:
     kept = []
     for sequence in sequences[-MAX_BRANCHES:]:
-        common = num_common_tokens(sequence, new)
+        common = num_common_tokens(sequence, present)
         if common < len(sequence):
             kept.append(Branch(common, sequence[common:].astype("<i4").tobytes()))
-    return Rebased(tuple(kept), given_up)
+    return Rebased(tuple(kept), tuple(sequences[:-MAX_BRANCHES]))

@@ -7,7 +7,6 @@ checkpoint holds a keyed digest of the text up to it. Knows nothing of stores, H
 from __future__ import annotations
 
 import hashlib
-import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ __all__ = [
     "History",
     "Prompt",
     "ServedAnswer",
+    "is_extended_by",
     "prepare_ids",
     "prepare_text",
 ]
@@ -57,12 +57,14 @@ class History(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     relatives: tuple[str, ...] = ()  # session ids of its forks and of what it was forked from
 
     @classmethod
-    def empty(cls, model: str) -> History:
-        return cls(model=model, key=secrets.token_bytes(16), ids=b"")
+    def empty(cls, model: str, key: bytes) -> History:
+        """``key`` has at most 64 bytes."""
+        return cls(model=model, key=key, ids=b"")
 
     @classmethod
-    def decode(cls, content: bytes, model: str) -> History | None:
-        """None for a history that is absent, of another model, or damaged: it counts as lost."""
+    def decode(cls, content: bytes, model: str | None) -> History | None:
+        """None for a history that is absent, damaged, or of another than ``model`` (None takes
+        any): it counts as lost."""
         if not content:
             return None
         try:
@@ -70,7 +72,7 @@ class History(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         except msgspec.DecodeError:
             return None
         is_whole = not (len(history.ids) % 4 or len(history.packed_checkpoints) % _CHECKPOINT.size)
-        return history if is_whole and history.model == model else None
+        return history if is_whole and model in (None, history.model) else None
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -194,7 +196,7 @@ def prepare_text(
     Takes time linear in the text, and encodes only what is new.
     """
     head = np.asarray(first_ids, dtype="<i4")
-    hasher = hashlib.blake2b(head.tobytes(), key=history.key, digest_size=DIGEST_SIZE)
+    hasher = _hasher(history, head)
     state, reused = hasher.copy(), Checkpoint(0, 0, b"")
     known: list[Checkpoint] = []
     num_known, num_hashed = 0, 0
@@ -221,6 +223,27 @@ def prepare_text(
         num_chars=len(text),
         hasher=state,
     )
+
+
+def is_extended_by(
+    history: History, text: str | None, first_ids: Sequence[int], token_ids: TokenIds
+) -> bool:
+    """Whether a conversation, as text (if it was one) and as ids, begins with ``history``."""
+    if num_common_tokens(history.token_ids, token_ids) == len(history.token_ids):
+        return True
+    if text is None or history.num_exact_tokens == NEVER:
+        return False
+    needed = history.num_exact_tokens or len(history.token_ids)
+    ends = [item for item in history.checkpoints() if item.num_tokens >= needed]
+    if not ends or len(text) < ends[0].num_chars:
+        return False
+    hasher = _hasher(history, np.asarray(first_ids, dtype="<i4"))
+    hasher.update(text[: ends[0].num_chars].encode())
+    return hasher.digest() == ends[0].digest
+
+
+def _hasher(history: History, head: TokenIds) -> hashlib.blake2b:
+    return hashlib.blake2b(head.tobytes(), key=history.key, digest_size=DIGEST_SIZE)
 
 
 def _checkpoints(
