@@ -99,6 +99,7 @@ class DiskFolder:
                 for segment in segments_in(path):
                     with suppress(OSError):
                         segment.rename(self.path / segment.name)
+                _remove_if_empty(path)
         for model in _folders(self._root, _MODEL):
             if model != self._model:
                 self._find_stale(model)
@@ -112,6 +113,7 @@ class DiskFolder:
                     for segment in segments_in(path):
                         if read_head(segment).startswith(SEGMENT_MAGIC):
                             self.add_stale(segment)
+                    _remove_if_empty(path)
 
     def add_stale(self, path: Path) -> None:
         """Count a file of ours that is of no use until its room is needed."""
@@ -139,6 +141,7 @@ class DiskFolder:
         with _locked(folder) as is_dead:
             if is_dead:
                 _unlink(stale.path)
+                _remove_if_empty(folder)
 
     def close(self) -> None:
         """Let another process have the folder."""
@@ -170,18 +173,40 @@ def _make_private(path: Path) -> None:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """The descriptor that holds the folder's lock, or None if a live process holds it."""
+    """The descriptor that holds the folder's lock, or None if it is another's, or just removed."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(folder / _LOCK, flags, 0o600)
+    try:
+        descriptor = os.open(folder / _LOCK, flags, 0o600)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # One who tidies up may have removed the file after it was opened here.
+        if _is_same(descriptor, folder / _LOCK):
+            return descriptor
     except BlockingIOError:
-        os.close(descriptor)
-        return None
+        pass
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Of a folder whose lock is held here: nothing of the dead stays where nothing is left."""
+    with suppress(OSError):
+        if os.listdir(folder) == [_LOCK]:
+            _unlink(folder / _LOCK)
+            folder.rmdir()
+            folder.parent.rmdir()  # if it was the last
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pathlib import Path
 from cache_store.tiers.disk_format import (
     HEAD_BYTES,
     HEADER_BYTES,
+    PAGE_BYTES,
     BlockKey,
     Buffer,
     CorruptBlock,
@@ -36,8 +37,12 @@ TEMP_SUFFIX = ".tmp"
 
 @dataclass(slots=True)
 class Space:
-    """What the files of one store take: ``charged_bytes`` count against its limit (a file's
-    length or its real blocks, the larger, and its name), ``real_bytes`` are the real blocks."""
+    """What the files of one store take.
+
+    ``charged_bytes`` count against its limit: the files' lengths, holes included, and their names.
+    Lengths are the same on every file system, with holes or without, so what fits by them always
+    fits. ``real_bytes`` are the blocks that the files have just now.
+    """
 
     charged_bytes: int = 0
     real_bytes: int = 0
@@ -57,8 +62,8 @@ class FileSize:
         return self._charged
 
     def measure(self, status: os.stat_result) -> None:
-        real = status.st_blocks * _SECTOR_BYTES
-        self._set(max(status.st_size, real) + ENTRY_BYTES, real)
+        whole = -(-status.st_size // PAGE_BYTES) * PAGE_BYTES
+        self._set(whole + ENTRY_BYTES, status.st_blocks * _SECTOR_BYTES)
 
     def expect(self, num_bytes: int) -> None:
         """Of a file that is being written: as if it were there."""

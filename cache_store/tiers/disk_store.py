@@ -168,7 +168,7 @@ class DiskStore:
         """Store blocks (slot, key, payload) as one file; what the slots held before is erased.
 
         A payload is contiguous memory of ``payload_bytes``. Raises DiskStoreError, and then none
-        of the blocks is stored.
+        of the blocks is stored and the slots are empty.
         """
         assert self._has_scanned, "scan first: what lies in the folder is not counted yet"
         slots = [slot for slot, _, _ in items]
