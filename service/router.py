@@ -13,6 +13,7 @@ __all__ = ["Affinity", "Route", "WorkerLoad", "choose_worker"]
 # What a session's own worker may have to do beyond the least loaded one: its prefix is there.
 _MIN_SLACK = 2
 _SLACK_SHARE = 4
+_MIN_GAIN_TOKENS = 256  # so many more must be there for a worker to be worth its queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,10 @@ def choose_worker(
     """None without any worker.
 
     ``locations`` are hints: worker id to the number of prompt tokens it is thought to hold. The
-    session's last worker is taken while its load is not much above the lowest. Else, among equally
-    loaded workers, the longest prefix decides, then the key (so that requests of one key stay
-    together while nothing speaks against it), then the id.
+    session's last worker is taken while its load is not much above the lowest, and so is one that
+    holds a much longer prefix than the least loaded ones. Else, among those, the longest prefix
+    decides, then the key (so that requests of one key stay together while nothing speaks against
+    it), then the id.
     """
     if not loads:
         return None
@@ -58,6 +60,12 @@ def choose_worker(
         return Route(affinity.worker_id, "session")
     idle = sorted(load.worker_id for load in loads if load.num_requests == lowest)
     longest = max(locations.get(worker_id, 0) for worker_id in idle)
+    holder = min(
+        (load for load in loads if load.num_requests <= bound),
+        key=lambda load: (-locations.get(load.worker_id, 0), load.num_requests, load.worker_id),
+    )
+    if locations.get(holder.worker_id, 0) - longest >= _MIN_GAIN_TOKENS:
+        return Route(holder.worker_id, "longest_prefix")
     if longest > 0:
         idle = [worker_id for worker_id in idle if locations.get(worker_id, 0) == longest]
         return Route(idle[0], "longest_prefix")

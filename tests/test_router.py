@@ -21,6 +21,11 @@ def loads(**num_requests: int) -> list[WorkerLoad]:
         ({"b": 64}, {"a": 1, "b": 1}, Route("b", "longest_prefix")),
         ({"b": 64, "c": 96}, {"a": 1, "b": 1, "c": 1}, Route("c", "longest_prefix")),
         ({"b": 64}, {"a": 1, "b": 2}, Route("a", "least_loaded")),
+        ({"b": 256}, {"a": 1, "b": 3}, Route("b", "longest_prefix")),
+        ({"b": 256}, {"a": 1, "b": 4}, Route("a", "least_loaded")),
+        ({"b": 512, "c": 512}, {"a": 0, "b": 2, "c": 1}, Route("c", "longest_prefix")),
+        ({"a": 64, "b": 319}, {"a": 0, "b": 1}, Route("a", "longest_prefix")),
+        ({"a": 64, "b": 320}, {"a": 0, "b": 1}, Route("b", "longest_prefix")),
         ({"gone": 64}, {"a": 1, "b": 1}, Route("a", "least_loaded")),
     ],
 )
