@@ -76,6 +76,10 @@ async def test_a_worker_is_known_until_its_lease_runs_out(store: MetadataStore) 
     await asyncio.sleep(0.25)
     assert list(await store.workers("model")) == [make_worker("w2")]
     assert list(await store.workers("other")) == [make_worker("w3", fingerprint="other")]
+    everyone = [make_worker("w2"), make_worker("w3", fingerprint="other")]
+    assert list(await store.all_workers()) == everyone
+    await store.remove_worker("w3")
+    assert list(await store.all_workers()) == everyone[:1]
 
 
 async def test_a_renewed_lease_lasts_from_its_renewal(store: MetadataStore) -> None:
@@ -112,6 +116,7 @@ async def test_a_worker_that_serves_another_model_leaves_the_first(store: Metada
     await store.renew_worker(other, 60.0)
     assert list(await store.workers("model")) == []
     assert list(await store.workers("other")) == [other]
+    assert list(await store.all_workers()) == [other]
     assert await located(store, 1) == {}
 
 

@@ -250,7 +250,7 @@ async def test_foreign_data_under_our_keys_counts_as_absent_and_is_replaced(
     server: Server,
 ) -> None:
     names = (
-        "worker:w1", "workers:model", "chunks:model:w1:7", "session:t1:s1", "sessions",
+        "worker:w1", "workers", "workers:model", "chunks:model:w1:7", "session:t1:s1", "sessions",
         "sessions:t1",
     )  # fmt: skip
     async with started(server.url) as store:
@@ -268,6 +268,7 @@ async def test_foreign_data_under_our_keys_counts_as_absent_and_is_replaced(
                     else:
                         client.zadd(key, {b"\xfffore%ign": 9e15})
             assert list(await store.workers("model")) == []
+            assert list(await store.all_workers()) == []
             assert list(await store.locate("model", chunk(1))) == []
             assert await store.get_session("t1", "s1") is None
             assert await store.list_sessions("t1") == ([], "")
@@ -325,7 +326,7 @@ async def test_everything_in_redis_runs_out_by_itself(server: Server) -> None:
         with server.client() as client:
             keys = client.keys("*")
             assert all(0 < client.pttl(key) <= 10_000 for key in keys)
-            assert len(keys) == 7
+            assert len(keys) == 8
             await asyncio.sleep(0.3)
             assert client.keys("*") == [b"headstart:1:probe"]
 

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from cache_store.events import AllBlocksCleared, BlockRemoved
 from model_worker.protocol import ModelCard
 from service.workers.base import StateChange, WorkerNotReadyError, WorkerState
+from service.workers.cache_news import CacheNews
 from service.workers.fake import FakeWorker
 from service.workers.registry import (
     RegistryHealth,
@@ -169,3 +171,48 @@ def test_all_differences_are_named() -> None:
         "hash_version is 2, not 1",
     )
     assert card_differences(make_card(), other_card(max_model_len=1)) == ()
+
+
+async def test_a_worker_added_while_running_serves_and_is_watched() -> None:
+    async with started() as registry:
+        changes: list[StateChange] = []
+        registry.add_state_listener(changes.append)
+        worker = make_worker("a")
+        await registry.add(worker)
+        assert await registry.wait_ready(1) == make_card()
+        assert registry.ready_workers() == (worker,)
+        assert changes == [StateChange("a", WorkerState.READY, "")]
+        with pytest.raises(ValueError, match="two workers are named 'a'"):
+            await registry.add(make_worker("a"))
+        stranger = make_worker("b", other_card(fingerprint="else"))
+        await registry.add(stranger)
+        assert registry.ready_workers() == (worker,)
+        assert registry.reports()[1].state is WorkerState.FAILED
+
+
+async def test_a_worker_that_was_removed_is_closed_and_forgotten() -> None:
+    async with started(make_worker("a")) as registry:
+        stranger = make_worker("b", other_card(fingerprint="else"))
+        await registry.add(stranger)
+        changes: list[StateChange] = []
+        registry.add_state_listener(changes.append)
+        await registry.remove("b")
+        await registry.remove("never known")
+        assert stranger.state is WorkerState.LOST
+        assert [worker.worker_id for worker in registry.workers] == ["a"]
+        again = make_worker("b")
+        await registry.add(again)
+        stranger.set_failed("too late to matter")
+        assert registry.ready_workers() == registry.workers
+        assert changes == [StateChange("b", WorkerState.READY, "")]
+
+
+async def test_cache_news_of_all_workers_are_heard_also_of_later_ones() -> None:
+    news: list[CacheNews] = []
+    first, second = make_worker("a"), make_worker("b")
+    async with started(first) as registry:
+        registry.add_event_listener(news.append)
+        await registry.add(second)
+        first.tell(BlockRemoved(b""))
+    cleared, removed = (AllBlocksCleared(),), (BlockRemoved(b""),)
+    assert news == [CacheNews("b", 1, cleared), CacheNews("a", 1, removed)]

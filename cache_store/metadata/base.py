@@ -91,6 +91,10 @@ class MetadataStore(Protocol):
         """Those of one model whose lease has not run out."""
         ...
 
+    async def all_workers(self) -> Sequence[WorkerRecord]:
+        """Those of every model, as :meth:`workers`."""
+        ...
+
     # ------------------------------------------------------------ locations
 
     async def apply_events(

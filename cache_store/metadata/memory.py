@@ -118,13 +118,12 @@ class MemoryMetadataStore:
             del self._chunks[key]
 
     async def workers(self, fingerprint: str) -> Sequence[WorkerRecord]:
+        return [each for each in await self.all_workers() if each.fingerprint == fingerprint]
+
+    async def all_workers(self) -> Sequence[WorkerRecord]:
         self._num_calls += 1
         now = self._clock()
-        return [
-            worker
-            for _, (worker, ends_at) in sorted(self._workers.items())
-            if worker.fingerprint == fingerprint and ends_at > now
-        ]
+        return [worker for _, (worker, ends_at) in sorted(self._workers.items()) if ends_at > now]
 
     # ------------------------------------------------------------ locations
 

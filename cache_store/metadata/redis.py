@@ -88,15 +88,20 @@ class RedisMetadataStore:
         await self.link.script(scripts.REMOVE_WORKER, encode_part(worker_id))
 
     async def workers(self, fingerprint: str) -> Sequence[WorkerRecord]:
-        rows = await self.link.script(scripts.WORKERS, encode_part(fingerprint))
+        return await self._workers(f"workers:{encode_part(fingerprint)}")
+
+    async def all_workers(self) -> Sequence[WorkerRecord]:
+        return await self._workers("workers")
+
+    async def _workers(self, index: str) -> Sequence[WorkerRecord]:
         found = []
-        for worker_id, epoch, endpoint in rows:
+        for worker_id, epoch, endpoint, model in await self.link.script(scripts.WORKERS, index):
             try:
                 record = WorkerRecord(
                     worker_id=decode_part(worker_id),
                     epoch=int(epoch),
                     endpoint=endpoint.decode(),
-                    fingerprint=fingerprint,
+                    fingerprint=decode_part(model),
                 )
             except ValueError:  # not written by us
                 continue
@@ -144,7 +149,8 @@ class RedisMetadataStore:
             excess -= len(some)
 
     async def locate(self, fingerprint: str, chunk_hashes: bytes) -> Sequence[BlockLocation]:
-        rows = await self.link.script(scripts.LOCATE, encode_part(fingerprint), chunk_hashes)
+        model = encode_part(fingerprint)
+        rows = await self.link.script(scripts.LOCATE, f"workers:{model}", model, chunk_hashes)
         found = []
         for worker_id, epoch, letters in rows:
             try:

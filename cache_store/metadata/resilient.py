@@ -106,6 +106,9 @@ class ResilientMetadataStore:
     async def workers(self, fingerprint: str) -> Sequence[WorkerRecord]:
         return await self._store.workers(fingerprint)
 
+    async def all_workers(self) -> Sequence[WorkerRecord]:
+        return await self._store.all_workers()
+
     async def apply_events(
         self, worker: WorkerRecord, events: Sequence[CacheEvent], lease_s: float
     ) -> None:

@@ -32,9 +32,9 @@ RENEW = (
     _COMMON
     + """
 local id, epoch, endpoint, model, lease = ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
-local key, of_model = prefix .. 'worker:' .. id, prefix .. 'workers:' .. model
+local key, all = prefix .. 'worker:' .. id, prefix .. 'workers'
+local of_model = all .. ':' .. model
 own(key, 'hash')
-own(of_model, 'zset')
 local old = redis.call('HMGET', key, 'epoch', 'model')
 if old[1] and old[2] and (old[1] ~= epoch or old[2] ~= model) then
   redis.call('DEL', prefix .. 'chunks:' .. old[2] .. ':' .. id .. ':' .. old[1])
@@ -45,9 +45,12 @@ end
 redis.call('HSET', key, 'epoch', epoch, 'model', model, 'endpoint', endpoint)
 redis.call('PEXPIRE', key, lease)
 local now = now_ms()
-redis.call('ZREMRANGEBYSCORE', of_model, '-inf', now)
-redis.call('ZADD', of_model, now + lease, id)
-keep_until(of_model, now + lease)
+for _, index in ipairs({all, of_model}) do
+  own(index, 'zset')
+  redis.call('ZREMRANGEBYSCORE', index, '-inf', now)
+  redis.call('ZADD', index, now + lease, id)
+  keep_until(index, now + lease)
+end
 redis.call('PEXPIRE', prefix .. 'chunks:' .. model .. ':' .. id .. ':' .. epoch, lease)
 return 1
 """
@@ -68,19 +71,19 @@ if is(key, 'hash') then
     end
   end
 end
+if is(prefix .. 'workers', 'zset') then redis.call('ZREM', prefix .. 'workers', id) end
 return redis.call('DEL', key)
 """
 )
 
+# Of an index, at most so many: Redis answers nobody else meanwhile.
 _LIVE_WORKERS = """
-local model = ARGV[2]
-local of_model = prefix .. 'workers:' .. model
-local result = {}
-if not is(of_model, 'zset') then return result end
-local ids = redis.call('ZRANGEBYSCORE', of_model, now_ms(), '+inf', 'LIMIT', 0, 1024)
+local index, result = prefix .. ARGV[2], {}
+if not is(index, 'zset') then return result end
+local ids = redis.call('ZRANGEBYSCORE', index, now_ms(), '+inf', 'LIMIT', 0, 1024)
 """
 
-# prefix, model -> {worker, epoch, endpoint}
+# prefix, index -> {worker, epoch, endpoint, model}
 WORKERS = (
     _COMMON
     + _LIVE_WORKERS
@@ -89,8 +92,9 @@ for _, id in ipairs(ids) do
   local key = prefix .. 'worker:' .. id
   if is(key, 'hash') then
     local worker = redis.call('HMGET', key, 'epoch', 'endpoint', 'model')
-    if worker[1] and worker[2] and worker[3] == model then
-      result[#result + 1] = {id, worker[1], worker[2]}
+    local is_listed = worker[3] and (ARGV[2] == 'workers' or ARGV[2] == 'workers:' .. worker[3])
+    if worker[1] and worker[2] and is_listed then
+      result[#result + 1] = {id, worker[1], worker[2], worker[3]}
     end
   end
 end
@@ -98,12 +102,12 @@ return result
 """
 )
 
-# prefix, model, chunk hashes -> {worker, epoch, one tier letter per chunk held}
+# prefix, index of the model, model, chunk hashes -> {worker, epoch, one tier letter per chunk held}
 LOCATE = (
     _COMMON
     + _LIVE_WORKERS
     + """
-local joined, hashes = ARGV[3], {}
+local model, joined, hashes = ARGV[3], ARGV[4], {}
 for start = 1, #joined - 15, 16 do hashes[#hashes + 1] = string.sub(joined, start, start + 15) end
 for _, id in ipairs(ids) do
   local worker = prefix .. 'worker:' .. id

@@ -18,6 +18,7 @@ from service.workers.base import (
     WorkerNotReadyError,
     WorkerState,
 )
+from service.workers.cache_news import CacheListener
 
 _MUST_AGREE = ("fingerprint", "block_size", "hash_version")
 
@@ -49,12 +50,12 @@ class WorkerRegistry:
         self._refused: dict[str, str] = {}
         self._card: ModelCard | None = None
         self._listeners: list[StateListener] = []
+        self._event_listeners: list[CacheListener] = []
         self._changed: asyncio.Future[None] | None = None
         for worker in workers:
             if worker.worker_id in self._workers:
                 raise ValueError(f"two workers are named {worker.worker_id!r}")
-            self._workers[worker.worker_id] = worker
-            worker.add_state_listener(self._take_change)
+            self._join(worker)
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -95,9 +96,31 @@ class WorkerRegistry:
         """Call ``listener`` at each change of a worker, refusals included."""
         self._listeners.append(listener)
 
+    def add_event_listener(self, listener: CacheListener) -> None:
+        """Call ``listener`` with what the caches of all workers tell, also of those added later."""
+        self._event_listeners.append(listener)
+        for worker in self._workers.values():
+            worker.add_event_listener(listener)
+
     async def start(self) -> None:
         """Start all workers; does not wait for them."""
         await asyncio.gather(*(worker.start() for worker in self._workers.values()))
+
+    async def add(self, worker: Worker) -> None:
+        """Start one more worker; does not wait for it. ValueError if its id is in use."""
+        if worker.worker_id in self._workers:
+            raise ValueError(f"two workers are named {worker.worker_id!r}")
+        self._join(worker)
+        for listener in self._event_listeners:
+            worker.add_event_listener(listener)
+        await worker.start()
+
+    async def remove(self, worker_id: str) -> None:
+        """Close a worker, which ends what it still computes for this gateway, and forget it."""
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            await worker.close()
+            self._refused.pop(worker_id, None)
 
     async def wait_ready(self, timeout_s: float | None = None) -> ModelCard:
         """Wait for the first ready worker. Raises WorkerNotReadyError, at once if all failed."""
@@ -123,8 +146,13 @@ class WorkerRegistry:
 
     # ------------------------------------------------------------ changes
 
-    def _take_change(self, change: StateChange) -> None:
-        worker = self._workers[change.worker_id]
+    def _join(self, worker: Worker) -> None:
+        self._workers[worker.worker_id] = worker
+        worker.add_state_listener(lambda change: self._take_change(worker, change))
+
+    def _take_change(self, worker: Worker, change: StateChange) -> None:
+        if self._workers.get(worker.worker_id) is not worker:
+            return  # it has been removed, and closes
         if change.state is WorkerState.READY and worker.card is not None:
             self._judge(worker.worker_id, worker.card)
         elif change.state is not WorkerState.READY:
