@@ -5,6 +5,7 @@ The composition root; what the worker is made of is joined in ``model_worker.bui
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -12,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from cache_store.metadata.base import WorkerRecord
 from model_worker.link import LinkError, read_link_secret
 from model_worker.process_start import EXIT_CONFIG, ConfigError, read_config, watch_parent
 from model_worker.protocol import WorkerConfig
@@ -28,11 +30,12 @@ def main() -> int:
         config = read_config()
         logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(message)s")
         watch_parent(shutdown.parent_gone)
-        server = _start_server(config)
+        epoch = time.time_ns()
+        server = _start_server(config, epoch)
     except (ConfigError, LinkError) as error:
         return _refuse(str(error))
     try:
-        return _serve(config, server, shutdown)
+        return _serve(config, epoch, server, shutdown)
     finally:
         server.close()
 
@@ -42,15 +45,31 @@ def _refuse(reason: str) -> int:
     return EXIT_CONFIG
 
 
-def _start_server(config: WorkerConfig) -> WorkerServer:
+def _start_server(config: WorkerConfig, epoch: int) -> WorkerServer:
     file = config.link_secret_file
     secret = None if file is None else read_link_secret(Path(file))
-    server = WorkerServer(config.endpoint, config.worker_id, time.time_ns(), secret)
+    server = WorkerServer(config.endpoint, config.worker_id, epoch, secret)
     server.start()
     return server
 
 
-def _serve(config: WorkerConfig, server: WorkerServer, shutdown: Shutdown) -> int:
+def _announced(
+    config: WorkerConfig, epoch: int, fingerprint: str
+) -> contextlib.AbstractContextManager[object]:
+    """While it lasts gateways find the worker, where there is a Redis to find it in."""
+    if config.redis_url is None:
+        return contextlib.nullcontext()
+    from model_worker.announcer import Announcer
+
+    record = WorkerRecord(
+        worker_id=config.worker_id, epoch=epoch, endpoint=config.endpoint, fingerprint=fingerprint
+    )
+    announcer = Announcer(config.redis_url, record)
+    announcer.start()
+    return contextlib.closing(announcer)
+
+
+def _serve(config: WorkerConfig, epoch: int, server: WorkerServer, shutdown: Shutdown) -> int:
     def progress(line: str) -> None:
         logger.info("%s", line)
         server.set_status("loading", line)
@@ -77,9 +96,11 @@ def _serve(config: WorkerConfig, server: WorkerServer, shutdown: Shutdown) -> in
     gc.freeze()
     engine = parts.new_engine()
     shutdown.serving(server.wake)
-    server.set_ready(model_card(config, parts))
+    card = model_card(config, parts)
+    server.set_ready(card)
     try:
-        EngineLoop(engine, server, shutdown, config.drain_timeout_s).run()
+        with _announced(config, epoch, card.fingerprint):
+            EngineLoop(engine, server, shutdown, config.drain_timeout_s).run()
     except EngineError as error:
         logger.critical("%s; the worker ends", error)
         return 1

@@ -1,6 +1,6 @@
 """The one path behind every endpoint: token ids to a worker, and text back as events.
 
-Owns a request's life between the tokenized prompt and the last piece of text: choosing a worker,
+Owns a request's life between the tokenized prompt and the last piece of text: submitting,
 detokenizing, stop strings, aborting, measuring. A plain answer is the fold of the same events as
 a stream. Knows nothing of HTTP, bodies or templates.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,7 +23,8 @@ from service.detokenizer import Detokenizer
 from service.errors import Unavailable, error_from_worker
 from service.metrics import GatewayMetrics, RequestRecorder
 from service.request_gate import Ticket
-from service.router import Affinity, WorkerLoad, choose_worker
+from service.router import Affinity
+from service.routing import LocatePrefix, Routing
 from service.stop_strings import StopStrings
 from service.workers.base import RequestStream, Worker
 
@@ -88,16 +88,16 @@ class TextEvent(msgspec.Struct, frozen=True):
 
 
 class Generator:
-    """``workers`` gives those that take requests now."""
+    """``workers`` gives those that take requests now, ``locate`` tells which hold a prompt."""
 
     def __init__(
         self,
         workers: Callable[[], Sequence[Worker]],
         metrics: GatewayMetrics,
+        locate: LocatePrefix | None = None,
     ) -> None:
-        self._workers = workers
         self._metrics = metrics
-        self._num_sent: Counter[str] = Counter()  # requests of this gateway, by worker
+        self.routing = Routing(workers, locate)
 
     async def events(
         self,
@@ -143,8 +143,10 @@ class Generator:
         recorder: RequestRecorder,
         ticket: Ticket,
     ) -> AsyncGenerator[TextEvent, None]:
-        worker = self._choose(request.affinity)
-        self._num_sent[worker.worker_id] += 1
+        worker = await self.routing.choose(
+            request.prompt_token_ids, request.cache_salt, request.affinity
+        )
+        self.routing.sent(worker.worker_id)
         submitted_at = self._metrics.clock()
         stream = worker.submit(_add_request(request))
         is_kept = False
@@ -177,28 +179,9 @@ class Generator:
             is_stopped = not stream.is_finished
             if is_stopped:
                 worker.abort(request.request_id)
-            self._num_sent[worker.worker_id] -= 1
+            self.routing.ended(worker.worker_id)
             if request.keeper is not None and answer.is_admitted and (is_stopped or not is_kept):
                 request.keeper.keep_later(_outcome_at_last(stream, answer, worker.worker_id))
-
-    def _choose(self, affinity: Affinity) -> Worker:
-        workers = {worker.worker_id: worker for worker in self._workers()}
-        # What this gateway has sent is known at once; a worker's own count comes with its next
-        # step, and holds what other gateways have sent.
-        loads = [
-            WorkerLoad(
-                worker_id,
-                max(
-                    self._num_sent[worker_id],
-                    worker.stats.num_running + worker.stats.num_waiting,
-                ),
-            )
-            for worker_id, worker in workers.items()
-        ]
-        route = choose_worker({}, loads, affinity)
-        if route is None:
-            raise Unavailable("No worker is ready.", code="no_worker", retry_after=5)
-        return workers[route.worker_id]
 
 
 class _Answer:

@@ -52,6 +52,9 @@ class Server:
             *options,
         ]
         self._process: subprocess.Popen[bytes] | None = None
+        self._unix_socket: Path | None = None  # is opened after the port
+        if "--unixsocket" in options:
+            self._unix_socket = Path(options[options.index("--unixsocket") + 1])
         self._password: str | None = None
         if "--requirepass" in options:
             self._password = options[options.index("--requirepass") + 1]
@@ -75,7 +78,8 @@ class Server:
         deadline = time.monotonic() + START_S
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
-                return
+                if self._unix_socket is None or self._unix_socket.exists():
+                    return
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
 
