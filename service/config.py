@@ -55,6 +55,7 @@ class GatewayConfig:
     max_body_size: int = 8 * 2**20
     drain_timeout: float = 30.0
     workers: tuple[str, ...] = ()  # link endpoints; empty for `serve`, which has its own child
+    finds_workers: bool = False  # those that announce themselves in Redis
     link_secret_file: str | None = None
     redis_url: str | None = field(default=None, repr=False)  # may hold a password
     encryption_key_file: str | None = None
@@ -113,6 +114,7 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
         max_body_size=values["max_body_size"],
         drain_timeout=values["drain_timeout"],
         workers=values.get("worker", ()),
+        finds_workers="worker" in values and not values["worker"],
         link_secret_file=_secret_file(values, values.get("worker", ())),
         redis_url=_redis_url(values["redis_url"]),
         encryption_key_file=_text(values["encryption_key_file"]),

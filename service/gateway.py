@@ -18,6 +18,7 @@ from model_worker.protocol import ModelCard
 from service import tokenizer
 from service.config import GatewayConfig
 from service.errors import ModelNotFound, Unavailable
+from service.fleet import Fleet
 from service.generation import Generator
 from service.metadata_metrics import MetadataCollector
 from service.metrics import GatewayMetrics, QueueReading, WorkerReading
@@ -52,8 +53,11 @@ class Gateway:
         self.gate = RequestGate(config.max_queue)
         self.metrics = GatewayMetrics(self._read_workers, self._read_queue)
         self.metrics.registry.register(MetadataCollector(lambda: metadata.stats))
-        self.generator = Generator(registry.ready_workers, self.metrics)
         self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._fleet = Fleet(config, registry, metadata, self._threads)
+        self.generator = Generator(registry.ready_workers, self.metrics, self._fleet.locate)
+        reasons = self.generator.routing.reasons
+        self.metrics.registry.register(self._fleet.collector(reasons))
         self._served: ServedModel | None = None
         self._failure = ""
         self._adoption: asyncio.Task[None] | None = None
@@ -61,12 +65,14 @@ class Gateway:
     async def start(self) -> None:
         await self.metadata.start()
         await self.registry.start()
+        self._fleet.start()
         self._adoption = asyncio.create_task(self._adopt_model())
 
     async def stop(self) -> None:
         if self._adoption is not None:
             self._adoption.cancel()
             await asyncio.gather(self._adoption, return_exceptions=True)
+        await self._fleet.close()
         await self.registry.close()
         await self.metadata.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -157,7 +157,7 @@ class GatewayProcess:
     def _on_worker_change(self, change: StateChange) -> None:
         if self._drain is not None or self._server.should_exit:
             return  # what happens to workers now was asked for
-        is_child = not self._config.workers
+        is_child = not (self._config.workers or self._config.finds_workers)
         if is_child and change.state is WorkerState.FAILED:  # it has said why; no restart mends it
             self._exit_code = EXIT_CONFIG
             self._server.should_exit = True

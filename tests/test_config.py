@@ -146,6 +146,7 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "max_body_size": 1_000_000,
         "drain_timeout": 2.5,
         "workers": ("tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"),
+        "finds_workers": False,
         "link_secret_file": str(secret),
         "redis_url": "redis://:hidden@host",
         "encryption_key_file": "/key",
@@ -380,6 +381,14 @@ def test_a_redis_url_that_is_none_is_refused_unseen(
 def test_a_redis_url_given_wrongly_is_not_repeated() -> None:
     for given in ("redis://:hidden@host:port", "hidden", "redis://:hidden@host?x=1", "@"):
         assert "hidden" not in refusal("serve", {"redis_url": given})
+
+
+def test_a_gateway_without_workers_of_its_own_finds_them_in_redis() -> None:
+    made = gateway_config(resolve("gateway", {"redis_url": "redis://host"}, NOTHING))
+    assert made.finds_workers
+    values = resolve("gateway", {"redis_url": "redis://host", "worker": ["ipc:///w"]}, NOTHING)
+    assert not gateway_config(values).finds_workers
+    assert not gateway(redis_url="redis://host").finds_workers
 
 
 def test_embedded_sessions_lie_beside_the_blocks_on_disk() -> None:

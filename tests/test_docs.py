@@ -18,6 +18,7 @@ from service.config import GatewayConfig
 from service.metadata_metrics import MetadataCollector
 from service.metrics import GatewayMetrics, QueueReading, WorkerReading
 from service.request_fields import REQUEST_FIELDS, FieldKind, RequestField
+from service.routing import RoutingCollector
 from service.settings import SETTINGS
 from service.workers.fake import FakeWorker
 from service.workers.registry import WorkerRegistry
@@ -111,6 +112,7 @@ def test_every_metric_is_documented_and_no_other() -> None:
         lambda: [WorkerReading("local", 1, True, stats)], lambda: QueueReading(0, 0)
     )
     metrics.registry.register(MetadataCollector(MetadataStats))
+    metrics.registry.register(RoutingCollector({}, {}, lambda: 0))
     metrics.record(3, 0.0).admitted(1, 0.0)
     exported = set()
     for family in text_string_to_metric_families(metrics.exposition().decode()):
