@@ -8,14 +8,16 @@ said here of "locking" is the protection of blocks from eviction.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from cache_store.block_hash import Namespace
+from cache_store.events import CacheEvent
 from cache_store.prefix_match import PrefixMatch
 from cache_store.stats import CacheStats
 from cache_store.token_bytes import TokenIds
+from cache_store.transfer import TransferJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,38 @@ class Lease:
     computing; the number is final once the first ``allocate`` has succeeded (the cache gives the
     partial rows up if their source block is itself needed to make room). ``pending_copy`` has to
     be executed before anything else is written to its target, and then reported with ``copied``.
+
+    Of the cached tokens, ``num_host_tokens`` and ``num_disk_tokens`` come from lower tiers: while
+    ``is_loading`` nothing of the table may be read or written, and if then ``has_failed`` the lease
+    is good for nothing but its release.
     """
 
     namespace: Namespace
     block_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
+    num_host_tokens: int = 0
+    num_disk_tokens: int = 0
     pending_copy: RowCopy | None = None
+    loading: list[TransferJob] = field(default_factory=list)
+
+    @property
+    def is_loading(self) -> bool:
+        return any(job.is_pending for job in self.loading)
+
+    @property
+    def has_failed(self) -> bool:
+        return any(job.has_failed for job in self.loading)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixReport:
+    """What was stored of a prefix, in tokens by tier, and what an action on it came to."""
+
+    num_device_tokens: int = 0
+    num_host_tokens: int = 0
+    num_disk_tokens: int = 0
+    num_blocks_changed: int = 0
+    num_blocks_left: int = 0  # would have been, but a request or a transfer holds them
 
 
 class Cache(Protocol):
@@ -63,10 +91,12 @@ class Cache(Protocol):
         """
         ...
 
-    def acquire(self, match: PrefixMatch) -> Lease:
+    def acquire(self, match: PrefixMatch, bonus_s: float = 0.0) -> Lease:
         """Lock exactly the matched blocks (and the partial one); they head the block table.
 
-        A match that is older than the last change of the cache is made afresh first.
+        A match that is older than the last change of the cache is made afresh first. Blocks of
+        lower tiers are left out where computing them again is quicker than loading. ``bonus_s``:
+        the blocks of this lease stand as if they were used that many seconds later.
         """
         ...
 
@@ -74,9 +104,25 @@ class Cache(Protocol):
         """Grow the block table to cover ``num_tokens`` + ``num_lookahead_tokens`` tokens.
 
         Evicts what is missing, never what is locked. All or nothing: False if there is not
-        enough, and then nothing has changed. The first success sets ``lease.pending_copy`` if
-        the match had a partial block.
+        enough, and then the lease has not changed; if ``is_room_coming``, asking again once a
+        transfer has ended may succeed. The first success starts the promotion of the matched
+        blocks that are not on the device, and sets ``lease.pending_copy`` if the match had a
+        partial block.
         """
+        ...
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether copies between tiers are under way."""
+        ...
+
+    @property
+    def is_room_coming(self) -> bool:
+        """Whether some of these will free blocks when they end."""
+        ...
+
+    def advance(self) -> None:
+        """Take note of transfers that have ended, and begin what is due. Between steps; cheap."""
         ...
 
     def copied(self, lease: Lease) -> None:
@@ -102,7 +148,37 @@ class Cache(Protocol):
         ...
 
     def reset(self) -> int:
-        """Drop every block that is not locked; the number dropped."""
+        """Drop every block that is not locked, in all tiers; the number dropped."""
+        ...
+
+    def inspect(self, namespace: Namespace, token_ids: TokenIds) -> PrefixReport:
+        """Where the stored prefix of ``token_ids`` is."""
+        ...
+
+    def prefetch(self, namespace: Namespace, token_ids: TokenIds) -> PrefixReport:
+        """Begin to promote the stored prefix, if that pays and there is room."""
+        ...
+
+    def demote(
+        self, namespace: Namespace, token_ids: TokenIds, keep_num_tokens: int
+    ) -> PrefixReport:
+        """Take the stored prefix beyond ``keep_num_tokens`` off the device, into a lower tier.
+
+        What other prefixes share stays, and all of it where there is no lower tier.
+        """
+        ...
+
+    def drop(self, namespace: Namespace, token_ids: TokenIds, keep_num_tokens: int) -> PrefixReport:
+        """Drop the stored prefix beyond ``keep_num_tokens`` from every tier, but not what other
+        prefixes share."""
+        ...
+
+    def take_events(self) -> Sequence[CacheEvent]:
+        """What was stored and removed since the last call."""
+        ...
+
+    def snapshot(self) -> Sequence[CacheEvent]:
+        """Events that tell a new listener all that is stored. Walks the whole tree."""
         ...
 
     def stats(self) -> CacheStats: ...

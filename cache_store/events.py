@@ -22,6 +22,10 @@ class Tier(StrEnum):
     HOST = "host"
     DISK = "disk"
 
+    def is_below(self, other: Tier) -> bool:
+        """Whether it is the slower one."""
+        return _RANKS[self] > _RANKS[other]
+
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True):
     """``block_hashes`` (16 bytes each, joined) name the last blocks of chunks; everything before
@@ -43,3 +47,5 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
 
 
 CacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+_RANKS = {tier: rank for rank, tier in enumerate(Tier)}

@@ -1,4 +1,4 @@
-"""Which leaf goes first: policies of one key per node, and the queue ordered by that key.
+"""Which leaf goes first: policies of one key per node, and the queues ordered by that key.
 
 Owns the order of eviction. Knows nothing of blocks, tokens or the pool, and takes nothing out of
 the tree itself. A key may only grow while its node lives; that is what makes the lazy queue right:
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Protocol
 
+from cache_store.events import Tier
 from cache_store.radix_node import RadixNode
 
 # Keys of one policy compare with each other; nobody looks inside them.
@@ -73,17 +74,19 @@ _Entry = tuple[EvictionKey, RadixNode]
 
 
 class EvictionQueue:
-    """Evictable leaves in the order of their keys, with at most one entry per node.
+    """Leaves that may leave one tier, in the order of their keys, at most one entry per node.
 
-    Entries are not looked for when a node is touched, locked or given a child: they are found
-    outdated when they surface. Keys that arrive in rising order, as those of lru and fifo nearly
-    all do, are kept in a line; the others in a heap. O(log n) per operation, amortized.
+    Entries are not looked for when a node is touched, locked, moved or given a child: they are
+    found outdated when they surface. Keys that arrive in rising order, as those of lru and fifo
+    nearly all do, are kept in a line; the others in a heap. O(log n) per operation, amortized.
     """
 
     MIN_DEAD = 64  # below this many, entries of dead nodes are not worth a clean-up
 
-    def __init__(self, policy: EvictionPolicy) -> None:
+    def __init__(self, policy: EvictionPolicy, tier: Tier) -> None:
         self._policy = policy
+        self._tier = tier
+        self._mark = _MARKS[tier]
         self._line: deque[_Entry] = deque()
         self._heap: list[_Entry] = []
         self._num_dead = 0
@@ -98,10 +101,13 @@ class EvictionQueue:
     def policy(self) -> EvictionPolicy:
         return self._policy
 
+    def holds(self, node: RadixNode) -> bool:
+        return bool(node.queue_marks & self._mark)
+
     def push(self, node: RadixNode) -> None:
-        """Enter a node that has become an evictable leaf; no-op if it has an entry already."""
-        if not node.is_queued:
-            node.is_queued = True
+        """Enter a node that may leave the tier; no-op if it has an entry already."""
+        if not node.queue_marks & self._mark:
+            node.queue_marks |= self._mark
             self._enter(self._policy.key(node), node)
 
     def pop(self) -> RadixNode | None:
@@ -112,29 +118,29 @@ class EvictionQueue:
                 entry_key, node = line.popleft()
             else:
                 entry_key, node = heapq.heappop(heap)
-            if node.lock_ref or node.children is not None or node.parent is None:
-                node.is_queued = False
+            if not node.is_evictable_from(self._tier):
+                node.queue_marks &= ~self._mark
                 self._num_dead -= node.parent is None
                 continue
             key = self._policy.key(node)
             if key == entry_key:
-                node.is_queued = False
+                node.queue_marks &= ~self._mark
                 return node
             self._enter(key, node)
         return None
 
     def put_back(self, node: RadixNode) -> None:
         """Return the node that was popped last, still the next to be evicted."""
-        node.is_queued = True
+        node.queue_marks |= self._mark
         self._line.appendleft((self._policy.key(node), node))
 
     def forget(self, node: RadixNode) -> None:
-        """Say that ``node`` left the tree other than by eviction.
+        """Say that ``node`` left the tree other than by :meth:`pop`.
 
         Its entry is only counted; when such entries are half of all they are cleared, so that
         a server that never evicts does not collect them for ever.
         """
-        if not node.is_queued:
+        if not node.queue_marks & self._mark:
             return
         self._num_dead += 1
         if self._num_dead > max(self.MIN_DEAD, len(self) // 2):
@@ -148,3 +154,6 @@ class EvictionQueue:
             self._line.append((key, node))
         else:
             heapq.heappush(self._heap, (key, node))
+
+
+_MARKS = {tier: 1 << number for number, tier in enumerate(Tier)}

@@ -10,7 +10,9 @@ from itertools import pairwise
 
 from cache_store.block_hash import HASH_BYTES, chain_hashes
 from cache_store.block_pool import BlockPool
-from cache_store.radix_node import RadixNode, RootNode
+from cache_store.events import Tier
+from cache_store.eviction import EvictionQueue
+from cache_store.radix_node import RadixNode, RootNode, is_arriving
 from cache_store.radix_tree import RadixTree
 from cache_store.token_bytes import TOKEN_BYTES
 
@@ -24,38 +26,68 @@ def check_ownership(pool: BlockPool, owned: Sequence[int], private: Sequence[int
     assert len(held) + pool.num_free == pool.num_blocks, "a block was lost"
 
 
-def check_tree(tree: RadixTree, locks: Mapping[RadixNode, int]) -> list[int]:
-    """Assert the tree's structure and counts; the blocks it owns.
+def check_tree(tree: RadixTree, locks: Mapping[RadixNode, int]) -> dict[Tier, list[int]]:
+    """Assert the tree's structure, residency and counts; the blocks it owns in each tier.
 
     ``locks`` says how often each node was locked by somebody (not counting those below it).
     """
     expected_locks = _path_locks(locks)
-    owned: list[int] = []
+    residency = tree.residency
+    owned: dict[Tier, list[int]] = {tier: [] for tier in residency.num_cached}
     num_evictable = 0
-    entries = {id(node): key for key, node in tree.queue}
-    assert len(entries) == len(tree.queue), "a node is queued twice"
     stack: list[tuple[RadixNode, bytes]] = []
-    for namespace, root in tree.roots.items():
-        assert root.namespace == namespace, "a root under another namespace"
+    for root_hash, root in tree.roots.items():
+        assert root.root_hash == root_hash, "a root under another namespace"
         assert root.children is not None or root.lock_ref, "an unused root was kept"
-        stack.append((root, namespace.root_hash))
+        stack.append((root, root_hash))
+    seen: list[RadixNode] = []
     while stack:
         node, parent_hash = stack.pop()
         assert node.lock_ref == expected_locks.pop(node, 0), "lock_ref is not what leases hold"
         if not isinstance(node, RootNode):
+            seen.append(node)
             parent_hash = _check_edge(tree, node, parent_hash)
-            owned += node.block_ids
-            num_evictable += node.num_blocks if node.lock_ref == 0 else 0
-        if node.is_evictable_leaf():
-            assert node.is_queued, "an evictable leaf is not queued"
-            assert entries[id(node)] <= tree.queue.policy.key(node), "a queued key is too large"
-        assert node.is_queued == (id(node) in entries), "a node's queue mark is wrong"
-        children = _checked_children(node, tree.block_size * TOKEN_BYTES)
+            _check_residency(node, owned)
+            if node.lock_ref == 0 and node.block_ids is not None:
+                num_evictable += len(node.block_ids)
+        children = _checked_children(node, tree.block_bytes)
         stack.extend((child, parent_hash) for child in children)
     assert not expected_locks, "a lease holds a node that is not in the tree"
-    assert tree.num_cached == len(owned), "cached blocks miscounted"
-    assert tree.num_evictable == num_evictable, "evictable blocks miscounted"
+    for tier, block_ids in owned.items():
+        assert residency.num_cached[tier] == len(block_ids), "cached blocks miscounted"
+        _check_queue(residency.queues[tier], tier, seen)
+    assert residency.num_evictable == num_evictable, "evictable blocks miscounted"
     return owned
+
+
+def _check_residency(node: RadixNode, owned: dict[Tier, list[int]]) -> None:
+    """Assert that a node's copies are whole, and no quicker than its parent's."""
+    assert node.has_copies(), "a node that is nowhere"
+    for tier, block_ids in owned.items():
+        ids = node.ids_in(tier)
+        if ids is not None:
+            assert len(ids) == node.num_blocks, "a copy of another length"
+            block_ids += ids
+    parent = node.parent
+    assert parent is not None
+    is_gap = parent.tier.is_below(node.tier) and not is_arriving(parent)
+    if parent.transfer is None or not parent.transfer.has_failed:
+        assert not is_gap, "a node in a quicker tier than its parent"
+    assert node.start == parent.start + parent.num_blocks, "an edge at another depth"
+    tiers = [child.tier for child in node.children or ()]
+    assert node.num_device_children == tiers.count(Tier.DEVICE), "children miscounted"
+    assert node.num_host_children == tiers.count(Tier.HOST), "children miscounted"
+
+
+def _check_queue(queue: EvictionQueue, tier: Tier, nodes: Sequence[RadixNode]) -> None:
+    """Assert that whatever may leave the tier is queued, under a key that is not too large."""
+    entries = {id(node): key for key, node in queue}
+    assert len(entries) == len(queue), "a node is queued twice"
+    for node in nodes:
+        if node.is_evictable_from(tier):
+            assert queue.holds(node), "an evictable leaf is not queued"
+            assert entries[id(node)] <= queue.policy.key(node), "a queued key is too large"
+        assert queue.holds(node) == (id(node) in entries), "a node's queue mark is wrong"
 
 
 def _path_locks(locks: Mapping[RadixNode, int]) -> dict[RadixNode, int]:
@@ -70,18 +102,20 @@ def _path_locks(locks: Mapping[RadixNode, int]) -> dict[RadixNode, int]:
 
 def _check_edge(tree: RadixTree, node: RadixNode, parent_hash: bytes) -> bytes:
     """Assert one edge's form and its block hashes; the hash at its end."""
-    block_bytes = tree.block_size * TOKEN_BYTES
     assert node.num_blocks > 0, "an edge without blocks"
-    if len(node.tokens) < block_bytes:
+    if len(node.tokens) < tree.block_bytes:
         assert node.num_blocks == 1, "a partial leaf of several blocks"
         assert node.tokens, "a partial leaf without tokens"
         assert len(node.tokens) % TOKEN_BYTES == 0, "half a token"
         assert node.children is None, "a partial leaf with children"
-        return parent_hash
-    assert len(node.tokens) == node.num_blocks * block_bytes, "tokens and blocks disagree"
+    else:
+        whole = node.num_blocks * tree.block_bytes
+        assert len(node.tokens) == whole, "tokens and blocks disagree"
     hashes = chain_hashes(parent_hash, node.tokens, tree.block_size)
-    stored = [tree.block_hash(block_id) for block_id in node.block_ids]
-    assert list(hashes) == stored, "a block is stored under another hash"
+    for tier in tree.residency.num_cached:
+        for index, block_id in enumerate(node.ids_in(tier) or ()):
+            stored = tree.residency.block_hash(tier, block_id)
+            assert stored == hashes[index], "a block is stored under another hash"
     assert len(hashes[0]) == HASH_BYTES, "a hash of the wrong size"
     return hashes[len(hashes) - 1]
 

@@ -6,12 +6,13 @@ thread-safe: owned by the engine thread.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from cache_store.block import num_blocks_for
 from cache_store.block_hash import Namespace
 from cache_store.block_pool import BlockPool
-from cache_store.cache import Lease
+from cache_store.cache import Lease, PrefixReport
+from cache_store.events import CacheEvent
 from cache_store.integrity import check_ownership
 from cache_store.prefix_match import PrefixMatch
 from cache_store.stats import CacheStats
@@ -36,7 +37,7 @@ class NullCache:
     def match(self, namespace: Namespace, token_ids: TokenIds) -> PrefixMatch:
         return PrefixMatch(namespace, token_ids)
 
-    def acquire(self, match: PrefixMatch) -> Lease:
+    def acquire(self, match: PrefixMatch, bonus_s: float = 0.0) -> Lease:
         lease = Lease(match.namespace)
         self._leases.add(lease)
         return lease
@@ -64,8 +65,39 @@ class NullCache:
         self._leases.remove(lease)
         self._pool.free(lease.block_ids)
 
+    @property
+    def has_transfers(self) -> bool:
+        return False
+
+    @property
+    def is_room_coming(self) -> bool:
+        return False
+
+    def advance(self) -> None:
+        pass
+
     def reset(self) -> int:
         return 0
+
+    def inspect(self, namespace: Namespace, token_ids: TokenIds) -> PrefixReport:
+        return PrefixReport()
+
+    def prefetch(self, namespace: Namespace, token_ids: TokenIds) -> PrefixReport:
+        return PrefixReport()
+
+    def demote(
+        self, namespace: Namespace, token_ids: TokenIds, keep_num_tokens: int
+    ) -> PrefixReport:
+        return PrefixReport()
+
+    def drop(self, namespace: Namespace, token_ids: TokenIds, keep_num_tokens: int) -> PrefixReport:
+        return PrefixReport()
+
+    def take_events(self) -> Sequence[CacheEvent]:
+        return ()
+
+    def snapshot(self) -> Sequence[CacheEvent]:
+        return ()
 
     def stats(self) -> CacheStats:
         num_blocks, num_free = self._pool.num_blocks, self._pool.num_free

@@ -1,56 +1,89 @@
-"""The prefix cache: the radix tree decides, this executes on the pool.
+"""The prefix cache: the radix tree decides, this executes on the pools.
 
-Owns the leases and what each holds in the tree and in the pool. It knows nothing of tensors: row
-copies are handed to the scheduler as orders. Not thread-safe: owned by the engine thread.
+Owns the leases and what each holds in the tree and in the device's pool. It knows nothing of
+tensors: row copies are handed to the scheduler as orders, and copies between tiers to an executor.
+Not thread-safe: owned by the engine thread.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from cache_store.block import num_blocks_for
 from cache_store.block_hash import Namespace
 from cache_store.block_pool import BlockPool
-from cache_store.cache import Lease, RowCopy
+from cache_store.cache import Lease, PrefixReport, RowCopy
+from cache_store.events import EVENT_CHUNK_TOKENS, CacheEvent, Tier
 from cache_store.eviction import EvictionPolicy
 from cache_store.integrity import check_ownership, check_tree
+from cache_store.prefix_actions import PrefixActions
 from cache_store.prefix_match import PrefixMatch
-from cache_store.radix_node import RadixNode
-from cache_store.radix_tree import RadixTree
-from cache_store.stats import CacheStats
+from cache_store.radix_node import RadixNode, is_arriving
+from cache_store.radix_tree import RadixTree, no_time
+from cache_store.stats import CacheStats, TierStats
+from cache_store.tier_manager import LowerTiers, TierManager
 from cache_store.token_bytes import TokenIds, encode_tokens
+
+_NS_PER_S = 1_000_000_000
 
 
 @dataclass(slots=True)
 class _Holding:
     """What one lease holds: a locked path, and in its block table the blocks after that path.
 
-    ``block_ids[:num_shared]`` of the lease stand for the locked path. Of these, ``duplicates``
-    are the lease's own, because the tree has other blocks in their places.
+    ``block_ids[:num_shared]`` of the lease stand for the locked path; of that path, the nodes in
+    ``unloaded`` (in path order) have no block in the table yet. ``duplicates`` are blocks of the
+    table that are the lease's own, because the tree has others in their places. ``source`` is the
+    locked node whose first ``num_rows`` rows are to be copied.
     """
 
     node: RadixNode
     num_shared: int
+    bonus_ns: int
+    unloaded: list[RadixNode]
     source: RadixNode | None = None
     num_rows: int = 0
     duplicates: list[int] = field(default_factory=list)
+
+    @property
+    def num_unloaded(self) -> int:
+        return sum(node.num_blocks for node in self.unloaded)
 
 
 class PrefixCache:
     """See :class:`cache_store.cache.Cache` for the contract."""
 
-    def __init__(self, num_blocks: int, block_size: int, policy: EvictionPolicy) -> None:
-        """``block_size`` in tokens. Raises ValueError if either size is below 1."""
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        policy: EvictionPolicy,
+        lower: LowerTiers | None = None,
+        *,
+        clock_ns: Callable[[], int] = no_time,
+        has_events: bool = False,
+    ) -> None:
+        """``block_size`` in tokens. ``clock_ns`` is what recency and its bonuses are measured
+        with. Raises ValueError if either size is below 1."""
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1 token, not {block_size}")
         self._block_size = block_size
         self._pool = BlockPool(num_blocks)
-        self._tree = RadixTree(num_blocks, block_size, policy)
+        lower_blocks = {} if lower is None else lower.num_blocks
+        event_blocks = max(1, EVENT_CHUNK_TOKENS // block_size) if has_events else 0
+        self._tree = RadixTree(
+            {Tier.DEVICE: num_blocks, **lower_blocks},
+            block_size,
+            policy,
+            clock_ns=clock_ns,
+            event_blocks=event_blocks,
+        )
+        self._tiers = TierManager(self._tree, self._pool, lower)
+        self._actions = PrefixActions(self._tree, self._tiers)
+        self._lower = lower
         self._holdings: dict[Lease, _Holding] = {}
         self._stored_total = 0
-        self._evicted_total = 0
 
     @property
     def block_size(self) -> int:
@@ -59,32 +92,64 @@ class PrefixCache:
     def match(self, namespace: Namespace, token_ids: TokenIds) -> PrefixMatch:
         return self._tree.match_prefix(namespace, token_ids)
 
-    def acquire(self, match: PrefixMatch) -> Lease:
-        prefix = self._tree.acquire(match)
-        num_shared = len(prefix.block_ids)
-        num_cached_tokens = num_shared * self._block_size + prefix.num_rows
-        lease = Lease(match.namespace, prefix.block_ids, num_cached_tokens)
-        self._holdings[lease] = _Holding(prefix.node, num_shared, prefix.source, prefix.num_rows)
+    def acquire(self, match: PrefixMatch, bonus_s: float = 0.0) -> Lease:
+        match = self._tree.current(match)
+        bonus_ns = int(bonus_s * _NS_PER_S)
+        prefix = self._tree.acquire(match, self._lowest_worth_loading(match), bonus_ns)
+        ready: list[int] = []
+        unloaded: list[RadixNode] = []
+        in_tier = dict.fromkeys(Tier, 0)
+        for node in prefix.path:
+            in_tier[node.tier] += node.num_blocks * self._block_size
+            if node.block_ids is not None and not unloaded:
+                ready += node.block_ids
+            else:
+                unloaded.append(node)
+        if prefix.source is not None:
+            in_tier[prefix.source.tier] += prefix.num_rows
+        lease = Lease(match.namespace, ready, sum(in_tier.values()))
+        lease.num_host_tokens, lease.num_disk_tokens = in_tier[Tier.HOST], in_tier[Tier.DISK]
+        num_shared = sum(node.num_blocks for node in prefix.path)
+        self._holdings[lease] = _Holding(
+            prefix.node, num_shared, bonus_ns, unloaded, prefix.source, prefix.num_rows
+        )
         return lease
 
     def allocate(self, lease: Lease, num_tokens: int, num_lookahead_tokens: int = 0) -> bool:
         holding = self._holding(lease)
         num_needed = num_blocks_for(num_tokens + num_lookahead_tokens, self._block_size)
-        num_missing = num_needed - len(lease.block_ids)
-        if num_missing <= 0:
+        num_private = num_needed - len(lease.block_ids) - holding.num_unloaded
+        if num_private <= 0 and not holding.unloaded:
             return True
+        to_load = _to_load(holding)
+        if any(node.transfer is not None for node in to_load):
+            return False  # on its way elsewhere, or lost: to be asked again
+        num_missing = max(num_private, 0) + sum(node.num_blocks for node in to_load)
         if not self._can_have(lease, holding, num_missing):
             return False
-        after = lease.block_ids[-1] if lease.block_ids else None
-        num_evicted = max(0, num_missing - self._pool.num_free)
-        evicted = self._tree.evict(num_evicted)
-        lease.block_ids += self._pool.allocate(num_missing - num_evicted, after)
-        lease.block_ids += _in_order_after(lease.block_ids, evicted)
-        self._evicted_total += num_evicted
+        to_load = _to_load(holding)  # the source may have been given up
+        num_missing = max(num_private, 0) + sum(node.num_blocks for node in to_load)
+        if not self._tiers.make_room(Tier.DEVICE, num_missing):
+            return False
+        self._load(lease, holding, to_load)
+        if num_private > 0:
+            after = lease.block_ids[-1] if lease.block_ids else None
+            lease.block_ids += self._pool.allocate(num_private, after)
         if holding.source is not None and lease.pending_copy is None:
             target = lease.block_ids[holding.num_shared]
-            lease.pending_copy = RowCopy(holding.source.block_ids[0], target, holding.num_rows)
+            lease.pending_copy = RowCopy(_arriving_ids(holding.source)[0], target, holding.num_rows)
         return True
+
+    @property
+    def has_transfers(self) -> bool:
+        return self._tiers.has_transfers
+
+    @property
+    def is_room_coming(self) -> bool:
+        return self._tiers.is_room_coming
+
+    def advance(self) -> None:
+        self._tiers.advance()
 
     def copied(self, lease: Lease) -> None:
         holding = self._holding(lease)
@@ -99,10 +164,12 @@ class PrefixCache:
 
     def release(self, lease: Lease, token_ids: TokenIds, num_computed_tokens: int) -> None:
         holding = self._holding(lease)
-        if holding.source is not None:
+        is_unfit = bool(holding.unloaded) or lease.is_loading or lease.has_failed
+        if holding.source is not None or is_unfit:
             # Nothing after the matched blocks can have been computed without the copied rows.
             num_computed_tokens = min(num_computed_tokens, holding.num_shared * self._block_size)
-            self._drop_source(holding)
+            if holding.source is not None:
+                self._drop_source(holding)
             lease.pending_copy = None
         self._commit(lease, holding, token_ids, num_computed_tokens)
         private = holding.duplicates + lease.block_ids[holding.num_shared :]
@@ -117,30 +184,78 @@ class PrefixCache:
                 private.remove(block_id)
                 self._stored_total += 1
             end = insertion.node
-            private += insertion.dropped
-        self._tree.touch(end)
+        if not lease.has_failed:
+            self._tree.touch(end, bonus_ns=holding.bonus_ns)
         self._tree.unlock(holding.node)
         self._pool.free(private)
+        self._tiers.save_later(end)
+        self._tiers.sweep()
+        self._tiers.collect()
         del self._holdings[lease]
 
     def reset(self) -> int:
-        dropped = self._tree.evict(self._tree.num_evictable)
-        self._pool.free(dropped)
-        return len(dropped)
+        num_blocks = self._tree.clear()
+        self._tiers.collect()
+        return num_blocks
+
+    def inspect(self, namespace: Namespace, token_ids: TokenIds) -> PrefixReport:
+        return self._actions.inspect(namespace, token_ids)
+
+    def prefetch(self, namespace: Namespace, token_ids: TokenIds) -> PrefixReport:
+        return self._actions.prefetch(namespace, token_ids)
+
+    def demote(
+        self, namespace: Namespace, token_ids: TokenIds, keep_num_tokens: int
+    ) -> PrefixReport:
+        return self._actions.demote(namespace, token_ids, keep_num_tokens)
+
+    def drop(self, namespace: Namespace, token_ids: TokenIds, keep_num_tokens: int) -> PrefixReport:
+        return self._actions.drop(namespace, token_ids, keep_num_tokens)
+
+    def take_events(self) -> Sequence[CacheEvent]:
+        return self._tree.residency.take_events()
+
+    def snapshot(self) -> Sequence[CacheEvent]:
+        self._tree.residency.take_events()  # the snapshot holds them
+        return self._tree.residency.snapshot(self._tree.nodes())
 
     def stats(self) -> CacheStats:
         num_blocks, num_free = self._pool.num_blocks, self._pool.num_free
         return CacheStats(
             num_blocks=num_blocks,
             num_free=num_free,
-            num_evictable=self._tree.num_evictable,
-            num_locked=num_blocks - num_free - self._tree.num_evictable,
-            num_cached=self._tree.num_cached,
+            num_evictable=self._tree.residency.num_evictable,
+            num_locked=num_blocks - num_free - self._tree.residency.num_evictable,
+            num_cached=self._tree.residency.num_cached[Tier.DEVICE],
             num_leases=len(self._holdings),
             num_namespaces=len(self._tree.roots),
             num_free_runs=self._pool.num_free_runs,
             stored_total=self._stored_total,
-            evicted_total=self._evicted_total,
+            evicted_total=sum(counters.dropped for counters in self._tiers.counters.values()),
+            num_transfers=self._tiers.num_transfers,
+            tiers=self._tier_stats(),
+        )
+
+    def _tier_stats(self) -> tuple[TierStats, ...]:
+        if self._lower is None:
+            return ()
+        return tuple(
+            TierStats(
+                tier=tier,
+                num_blocks=num_blocks,
+                num_cached=self._tree.residency.num_cached[tier],
+                promoted_total=counters.promoted,
+                stored_total=counters.stored,
+                dropped_total=counters.dropped,
+                failed_total=counters.failed,
+                loads_total=counters.loads,
+                recomputes_total=counters.recomputes,
+                load_s_total=counters.load_s,
+                recompute_s_total=counters.recompute_s,
+                load_block_s=self._lower.planner.block_s(tier),
+            )
+            for tier, num_blocks in self._lower.num_blocks.items()
+            for counters in (self._tiers.counters[tier],)
         )
 
     def check_integrity(self, leases: Collection[Lease]) -> None:
@@ -149,34 +264,70 @@ class PrefixCache:
         locks: dict[RadixNode, int] = {}
         private: list[int] = []
         for lease, holding in self._holdings.items():
-            assert holding.num_shared <= len(lease.block_ids), "shared blocks beyond the table"
+            num_table = len(lease.block_ids) + holding.num_unloaded
+            assert holding.num_shared <= num_table, "shared blocks beyond the table"
             private += holding.duplicates + lease.block_ids[holding.num_shared :]
             for node in (holding.node, holding.source):
                 if node is not None:
                     locks[node] = locks.get(node, 0) + 1
+        for node in self._tiers.pinned_nodes():
+            locks[node] = locks.get(node, 0) + 1
         owned = check_tree(self._tree, locks)
-        check_ownership(self._pool, owned, private)
+        for tier, pool in self._tiers.pools.items():
+            held = private if tier is Tier.DEVICE else []
+            check_ownership(pool, owned[tier], [*held, *self._tiers.arriving_ids(tier)])
 
     def _holding(self, lease: Lease) -> _Holding:
         holding = self._holdings.get(lease)
         assert holding is not None, "this lease was released, or is another cache's"
         return holding
 
+    def _lowest_worth_loading(self, match: PrefixMatch) -> Tier:
+        num_host = match.num_host_tokens // self._block_size
+        num_disk = match.num_disk_tokens // self._block_size
+        partial = match.partial
+        if partial is not None:
+            num_host += partial.tier is Tier.HOST
+            num_disk += partial.tier is Tier.DISK
+        if num_host + num_disk == 0:
+            return Tier.DEVICE
+        return self._tiers.plan(num_host, num_disk).lowest
+
+    def _load(self, lease: Lease, holding: _Holding, to_load: Sequence[RadixNode]) -> None:
+        """Begin the promotion of ``to_load``; the table gets the blocks of what was unloaded."""
+        if to_load:
+            self._tiers.promote(to_load)
+        nodes = [*holding.unloaded, *([] if holding.source is None else [holding.source])]
+        for node in nodes:
+            job = node.transfer
+            if job is not None and node.block_ids is None and job not in lease.loading:
+                lease.loading.append(job)
+        for node in holding.unloaded:
+            lease.block_ids += _arriving_ids(node)
+        holding.unloaded = []
+
     def _can_have(self, lease: Lease, holding: _Holding, num_blocks: int) -> bool:
         """Whether ``num_blocks`` blocks are free or can be evicted; False changes nothing."""
-        num_available = self._pool.num_free + self._tree.num_evictable
+        num_available = self._pool.num_free + self._tree.residency.num_evictable
         if num_available < num_blocks:
             # The partial block's source is a lock that a lone request could fail on for ever, so
             # it is given up, as long as nobody relies on its rows.
             if not self._can_forgo_rows(lease, holding) or num_available + 1 < num_blocks:
                 return False
-            lease.num_cached_tokens -= holding.num_rows
-            self._drop_source(holding)
+            self._forgo_rows(lease, holding)
         return True
 
     def _can_forgo_rows(self, lease: Lease, holding: _Holding) -> bool:
         source = holding.source
         return source is not None and source.lock_ref == 1 and lease.pending_copy is None
+
+    def _forgo_rows(self, lease: Lease, holding: _Holding) -> None:
+        assert holding.source is not None
+        tier = holding.source.tier
+        lease.num_cached_tokens -= holding.num_rows
+        lease.num_host_tokens -= holding.num_rows if tier is Tier.HOST else 0
+        lease.num_disk_tokens -= holding.num_rows if tier is Tier.DISK else 0
+        self._drop_source(holding)
 
     def _drop_source(self, holding: _Holding) -> None:
         assert holding.source is not None
@@ -198,11 +349,20 @@ class PrefixCache:
         holding.num_shared = end
         holding.duplicates += insertion.duplicates
         self._stored_total += end - start - len(insertion.duplicates)
-        self._pool.free(insertion.dropped)
+        self._tiers.collect()
 
 
-def _in_order_after(table: list[int], block_ids: list[int]) -> list[int]:
-    """The ids in rising order, beginning with the one that best continues the block table."""
-    block_ids.sort()
-    first = bisect_right(block_ids, table[-1]) if table else 0
-    return block_ids[first:] + block_ids[:first]
+def _to_load(holding: _Holding) -> list[RadixNode]:
+    """What has to be promoted for the lease and is not being promoted yet, parents first."""
+    nodes = list(holding.unloaded)
+    if holding.source is not None and holding.source.block_ids is None:
+        nodes.append(holding.source)
+    return [node for node in nodes if node.block_ids is None and not is_arriving(node)]
+
+
+def _arriving_ids(node: RadixNode) -> Sequence[int]:
+    """The blocks of the device that ``node`` has, or will have once its transfer is done."""
+    if node.block_ids is not None:
+        return node.block_ids
+    assert node.transfer is not None
+    return node.transfer.targets[node]

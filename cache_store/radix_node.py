@@ -1,8 +1,9 @@
 """One node of the radix tree: an edge of whole blocks and the children after it.
 
-Owns the edge's token ids and block ids, the lock count, what eviction policies look at, and the
-ordered list of children. Knows nothing of namespaces, of the pool or of leases. There may be a
-million of these, hence slots, flat buffers, and no container that is not needed.
+Owns the edge's token ids, its copies (the block ids in each tier), the lock count, what eviction
+policies look at, and the ordered list of children. Knows nothing of namespaces, of pools or of
+leases. There may be a million of these, hence slots, flat buffers, and no container that is not
+needed.
 """
 
 from __future__ import annotations
@@ -11,55 +12,102 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from cache_store.block_hash import Namespace
+from cache_store.events import Tier
 from cache_store.token_bytes import TOKEN_BYTES, TokenBytes
+
+if TYPE_CHECKING:
+    from cache_store.transfer import TransferJob
 
 
 class RadixNode:
-    """An edge of ``len(block_ids)`` blocks that hangs below ``parent``.
+    """An edge of ``num_blocks`` blocks that hangs below ``parent``, ``start`` blocks from the root.
 
     ``tokens`` is the byte form of the edge's token ids. Either all blocks are full, or there is
-    exactly one and it is partly filled: such a partial leaf never has children. ``lock_ref``
-    counts the locks on this node and below it. ``last_access`` and ``created`` are readings of
-    the tree's logical clock. A node that has left the tree has no parent.
+    exactly one and it is partly filled: such a partial leaf never has children. ``block_ids``,
+    ``host_ids`` and ``disk_ids`` are its copies on device, host and disk, None where there is
+    none; a node in the tree has at least one. ``tier`` is the quickest of them, and no quicker
+    than the parent's. ``transfer`` is the job that is copying this node, if any. ``lock_ref``
+    counts the locks on this node and below it. ``last_access`` and ``created`` are readings of the
+    tree's clock. A node that has left the tree has no parent.
     """
 
     __slots__ = (
         "block_ids",
         "children",
         "created",
-        "is_queued",
+        "disk_ids",
+        "host_ids",
         "last_access",
         "lock_ref",
+        "num_device_children",
         "num_hits",
+        "num_host_children",
         "parent",
+        "queue_marks",
+        "start",
         "tokens",
+        "transfer",
     )
 
     def __init__(
-        self,
-        parent: RadixNode | None,
-        tokens: bytearray,
-        block_ids: array[int],
-        created: int,
+        self, parent: RadixNode | None, tokens: bytearray, start: int, created: int
     ) -> None:
         self.parent = parent
         self.tokens = tokens
-        self.block_ids = block_ids
+        self.start = start
+        self.block_ids: array[int] | None = None
+        self.host_ids: array[int] | None = None
+        self.disk_ids: array[int] | None = None
         self.children: ChildList | None = None
+        self.num_device_children = 0  # children whose tier it is
+        self.num_host_children = 0
+        self.transfer: TransferJob | None = None
         self.lock_ref = 0
         self.num_hits = 0
         self.created = created
         self.last_access = created
-        self.is_queued = False  # has an entry in the eviction queue
+        self.queue_marks = 0  # one bit for each tier's eviction queue that has an entry of it
 
     @property
     def num_blocks(self) -> int:
-        return len(self.block_ids)
+        ids = self.block_ids
+        if ids is None:
+            ids = self.host_ids if self.host_ids is not None else self.disk_ids
+        return 0 if ids is None else len(ids)
 
-    def is_evictable_leaf(self) -> bool:
-        return self.lock_ref == 0 and self.children is None and self.parent is not None
+    @property
+    def tier(self) -> Tier:
+        if self.block_ids is not None:
+            return Tier.DEVICE
+        return Tier.DISK if self.host_ids is None else Tier.HOST
+
+    def ids_in(self, tier: Tier) -> array[int] | None:
+        ids: array[int] | None = getattr(self, _FIELDS[tier])
+        return ids
+
+    def set_ids(self, tier: Tier, ids: array[int] | None) -> None:
+        setattr(self, _FIELDS[tier], ids)
+
+    def has_copies(self) -> bool:
+        return not (self.block_ids is None and self.host_ids is None and self.disk_ids is None)
+
+    def is_evictable_from(self, tier: Tier) -> bool:
+        """Whether it is there, nowhere quicker, unlocked, and nothing below it is there too."""
+        if self.lock_ref or self.parent is None or self.tier is not tier:
+            return False
+        if tier is Tier.DISK:
+            return self.children is None
+        return self.num_device_children == 0 and (
+            tier is Tier.DEVICE or self.num_host_children == 0
+        )
+
+    def count_child(self, tier: Tier, change: int) -> None:
+        if tier is Tier.DEVICE:
+            self.num_device_children += change
+        elif tier is Tier.HOST:
+            self.num_host_children += change
 
     def add_child(self, child: RadixNode) -> None:
         if self.children is None:
@@ -78,15 +126,34 @@ class RadixNode:
 
 
 class RootNode(RadixNode):
-    """The top of one namespace: an edge without blocks."""
+    """The top of one namespace, known by its hash: an edge without blocks."""
 
-    __slots__ = ("namespace",)
+    __slots__ = ("root_hash",)
 
-    def __init__(self, namespace: Namespace, created: int) -> None:
-        super().__init__(None, bytearray(), array("i"), created)
-        self.namespace = namespace
+    def __init__(self, root_hash: bytes, created: int) -> None:
+        super().__init__(None, bytearray(), 0, created)
+        self.block_ids = array("i")
+        self.root_hash = root_hash
 
 
+def is_arriving(node: RadixNode) -> bool:
+    """Whether a promotion is bringing it to the device, and has not failed."""
+    job = node.transfer
+    return job is not None and job.order.target is Tier.DEVICE and not job.has_failed
+
+
+def path_of(node: RadixNode) -> list[RadixNode]:
+    """The nodes from below the root to ``node``."""
+    path = []
+    step = node
+    while step.parent is not None:
+        path.append(step)
+        step = step.parent
+    path.reverse()
+    return path
+
+
+_FIELDS = {Tier.DEVICE: "block_ids", Tier.HOST: "host_ids", Tier.DISK: "disk_ids"}
 _tokens_of = attrgetter("tokens")
 
 

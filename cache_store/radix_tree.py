@@ -1,139 +1,147 @@
 """Which token prefixes are stored, and in which blocks.
 
-Owns the nodes of all namespaces, locks, recency, and the choice of what to evict. It handles token
-ids and block ids only: blocks that it gives up are returned to the caller, and it knows nothing of
-the pool, of leases, or of what a block contains. Not thread-safe: owned by the engine thread.
+Owns the nodes of all namespaces, their shape, locks and recency. It handles token ids and block ids
+only: blocks that it gives up wait in ``residency`` to be collected, and it knows nothing of pools,
+of leases, or of what a block contains. Not thread-safe: owned by the engine thread.
 
 Every operation costs time in the length of the tokens concerned, in the depth of the path in
-nodes, and in the logarithm of the number of siblings and leaves; none walks the tree.
+nodes, and in the logarithm of the number of siblings and leaves; none walks the tree, except
+``nodes``.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import numpy as np
-
-from cache_store.block_hash import HASH_BYTES, Namespace, chain_hashes
-from cache_store.eviction import EvictionPolicy, EvictionQueue
-from cache_store.prefix_match import PartialBlock, PrefixMatch, TreePosition
-from cache_store.radix_node import RadixNode, RootNode
-from cache_store.token_bytes import TOKEN_BYTES, TokenIds, encode_tokens, num_common_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class LockedPrefix:
-    """A match that has been locked: its last node and its blocks.
-
-    ``source``, locked on its own, is the node of one block whose first ``num_rows`` rows match.
-    """
-
-    node: RadixNode
-    block_ids: list[int]
-    source: RadixNode | None
-    num_rows: int
+from cache_store.block_hash import Namespace, chain_hashes
+from cache_store.events import Tier
+from cache_store.eviction import EvictionPolicy
+from cache_store.prefix_match import (
+    Insertion,
+    LockedPrefix,
+    PartialBlock,
+    PrefixMatch,
+    TreePosition,
+)
+from cache_store.prefix_search import find_prefix
+from cache_store.radix_node import RadixNode, RootNode, is_arriving, path_of
+from cache_store.residency import Residency
+from cache_store.token_bytes import (
+    TOKEN_BYTES,
+    TokenIds,
+    encode_tokens,
+    num_common_tokens,
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Insertion:
-    """What became of blocks offered to the tree.
-
-    ``node`` ends the inserted path. ``duplicates`` are offered blocks that the tree did not take
-    because it has their tokens already; ``dropped`` are blocks it gave up as redundant.
-    """
-
-    node: RadixNode
-    duplicates: list[int]
-    dropped: list[int]
+def no_time() -> int:
+    """A clock that stands still: recency is the order of the accesses alone."""
+    return 0
 
 
 class RadixTree:
     """Edges of whole blocks below one root per namespace.
 
     A lock counts on every node from the locked one to its root, so what lies below an unlocked
-    node is unlocked too, and ``num_evictable`` is the sum over unlocked nodes.
+    node is unlocked too.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, policy: EvictionPolicy) -> None:
-        """``num_blocks`` bounds the block ids, ``block_size`` is in tokens."""
+    def __init__(
+        self,
+        capacities: Mapping[Tier, int],
+        block_size: int,
+        policy: EvictionPolicy,
+        *,
+        clock_ns: Callable[[], int] = no_time,
+        event_blocks: int = 0,
+    ) -> None:
+        """``capacities`` bounds the block ids of each tier, ``block_size`` is in tokens."""
         self.block_size = block_size
-        self.num_cached = 0  # blocks owned by the tree
-        self.num_evictable = 0  # of these, not locked
-        self.roots: dict[Namespace, RootNode] = {}
-        self.queue = EvictionQueue(policy)
-        self._block_bytes = block_size * TOKEN_BYTES
-        self._block_hashes = np.zeros((num_blocks, HASH_BYTES), dtype=np.uint8)
+        self.block_bytes = block_size * TOKEN_BYTES
+        self.roots: dict[bytes, RootNode] = {}
+        self.residency = Residency(capacities, policy, event_blocks)
+        self._clock_ns = clock_ns
         self._clock = 0
         self._version = 0  # changes whenever a TreePosition may have become untrue
 
-    def block_hash(self, block_id: int) -> bytes:
-        """The chained hash under which a full block was stored last."""
-        return bytes(self._block_hashes[block_id].data)
+    def nodes(self) -> Iterator[RadixNode]:
+        """All nodes but the roots, parents first."""
+        stack: list[RadixNode] = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            if node.children is not None:
+                stack.extend(node.children)
 
     # ------------------------------------------------------------ match and lock
 
     def match_prefix(self, namespace: Namespace, token_ids: TokenIds) -> PrefixMatch:
         """The longest stored prefix, to the token. Changes nothing."""
-        root = self.roots.get(namespace)
+        root = self.roots.get(namespace.root_hash)
         if root is None:
             return PrefixMatch(namespace, token_ids)
-        encoded = encode_tokens(token_ids)
-        node: RadixNode = root
-        start = num_edge_blocks = 0
-        while True:
-            child, num_rows = self._closest_child(node, encoded[start : start + self._block_bytes])
-            if child is None or num_rows < self.block_size:
-                break  # the path ends with a whole edge; child is at most good for some rows
-            end = start + len(child.tokens)
-            if child.tokens == encoded[start:end]:
-                node, start, num_edge_blocks = child, end, child.num_blocks
-                continue
-            num_common = num_common_tokens(child.tokens, encoded[start:end])
-            num_edge_blocks, num_rows = divmod(num_common, self.block_size)
-            node = child
-            start += num_edge_blocks * self._block_bytes
-            break
+        found = find_prefix(root, encode_tokens(token_ids), self.block_size)
         partial = None
-        if child is not None and num_rows:
-            index = num_edge_blocks if child is node else 0
-            partial = PartialBlock(child.block_ids[index], num_rows)
-        position = TreePosition(self._version, node, num_edge_blocks, child if partial else None)
-        return PrefixMatch(namespace, token_ids, start // TOKEN_BYTES, partial, position)
+        if found.source is not None:
+            partial = PartialBlock(found.num_rows, found.source.tier)
+        position = TreePosition(self._version, found.node, found.num_edge_blocks, found.source)
+        return PrefixMatch(
+            namespace,
+            token_ids,
+            found.num_blocks * self.block_size,
+            partial,
+            position,
+            found.num_host_blocks * self.block_size,
+            found.num_disk_blocks * self.block_size,
+        )
 
-    def acquire(self, match: PrefixMatch) -> LockedPrefix:
-        """Lock what ``match`` found, made afresh if the tree has changed; counts as a hit.
+    def current(self, match: PrefixMatch) -> PrefixMatch:
+        """``match``, made afresh if the tree has changed since."""
+        position = match.position
+        if position is not None and position.version == self._version:
+            return match
+        return self.match_prefix(match.namespace, match.token_ids)
+
+    def acquire(
+        self, match: PrefixMatch, lowest: Tier = Tier.DISK, bonus_ns: int = 0
+    ) -> LockedPrefix:
+        """Lock what ``match`` found in ``lowest`` and the quicker tiers; counts as a hit.
 
         Edges are split so that exactly the matched blocks, and the partial one, are locked.
+        ``match`` has to be current.
         """
         position = match.position
-        if position is None or position.version != self._version:
-            match = self.match_prefix(match.namespace, match.token_ids)
-            position = match.position
         if position is None:
-            root = self._root(match.namespace)
+            root = self._root(match.namespace.root_hash)
             self.lock(root)
             return LockedPrefix(root, [], None, 0)
+        assert position.version == self._version, "the match is outdated"
         node, source = position.node, position.source
         if position.num_edge_blocks < node.num_blocks:
             node = self._split(node, position.num_edge_blocks)
+        while node.tier.is_below(lowest):
+            assert node.parent is not None
+            node, source = node.parent, None
         self.lock(node)
         num_rows = 0
-        if source is not None and match.partial is not None:
+        if source is not None and match.partial is not None and not source.tier.is_below(lowest):
             num_rows = match.partial.num_rows
             if source.num_blocks > 1:
                 source = self._split(source, 1)
             self.lock(source)
-        self.touch(source or node, is_hit=True)
-        return LockedPrefix(node, _path_block_ids(node), source, num_rows)
+        else:
+            source = None
+        self.touch(source or node, is_hit=True, bonus_ns=bonus_ns)
+        return LockedPrefix(node, path_of(node), source, num_rows)
 
     def lock(self, node: RadixNode) -> None:
         """Protect the path from ``node`` to its root from eviction."""
         step: RadixNode | None = node
         while step is not None:
-            if step.lock_ref == 0:
-                self.num_evictable -= step.num_blocks
+            if step.lock_ref == 0 and step.block_ids is not None:
+                self.residency.num_evictable -= len(step.block_ids)
             step.lock_ref += 1
             step = step.parent
 
@@ -144,20 +152,22 @@ class RadixTree:
             assert step.lock_ref > 0, "unlocked more often than locked"
             step.lock_ref -= 1
             if step.lock_ref == 0:
-                self.num_evictable += step.num_blocks
+                if step.block_ids is not None:
+                    self.residency.num_evictable += len(step.block_ids)
                 self._on_idle(step)
             step = step.parent
 
-    def touch(self, node: RadixNode, is_hit: bool = False) -> None:
+    def touch(self, node: RadixNode, is_hit: bool = False, bonus_ns: int = 0) -> None:
         """Renew the path's recency from ``node``, which becomes its oldest, up to the root.
 
         So the tail of an idle path always goes before what leads to it, and before the newer
-        heads of paths used earlier.
+        heads of paths used earlier. ``bonus_ns``: as if it were used that much later.
         """
+        self._clock = max(self._clock, self._clock_ns())
         step: RadixNode | None = node
         while step is not None:
             self._clock += 1
-            step.last_access = self._clock
+            step.last_access = max(step.last_access, self._clock + bonus_ns)
             step.num_hits += is_hit
             step = step.parent
 
@@ -166,90 +176,123 @@ class RadixTree:
     def insert(self, node: RadixNode, encoded: bytes, block_ids: Sequence[int]) -> Insertion:
         """Store full blocks below ``node`` and move one lock of ``node`` down to their end.
 
-        ``encoded`` holds the tokens of exactly ``block_ids``. What is stored there already is
-        left as it is, and the offered blocks for it are returned as duplicates.
+        ``encoded`` holds the tokens of exactly ``block_ids``. What is on the device already, or on
+        its way there, is left as it is, and the offered blocks for it are returned as duplicates;
+        what is in a lower tier only takes the offered blocks as its copy on the device.
         """
         duplicates: list[int] = []
-        dropped: list[int] = []
         index = 0
         while index < len(block_ids):
-            start = index * self._block_bytes
-            child = self._shared_child(node, encoded, start)
+            child = self._shared_child(node, encoded, index * self.block_bytes)
             if child is None:
-                node = self._append(node, encoded[start:], block_ids[index:], dropped)
+                start = index * self.block_bytes
+                node = self._append(node, encoded[start:], block_ids[index:])
                 break
-            if child.lock_ref == 0:
-                self.num_evictable -= child.num_blocks
+            offered = block_ids[index : index + child.num_blocks]
+            if child.block_ids is None and not is_arriving(child):
+                self.add_copy(child, Tier.DEVICE, array("i", offered))
+            else:
+                duplicates.extend(offered)
+            if child.lock_ref == 0 and child.block_ids is not None:
+                self.residency.num_evictable -= len(child.block_ids)
             child.lock_ref += 1
-            duplicates.extend(block_ids[index : index + child.num_blocks])
             index += child.num_blocks
             node = child
-        return Insertion(node, duplicates, dropped)
+        return Insertion(node, duplicates)
 
     def insert_partial(self, node: RadixNode, encoded: bytes, block_id: int) -> Insertion:
         """Store a partly filled block as a leaf below ``node``, unlocked.
 
         It comes back as a duplicate if some child of ``node`` begins with the same tokens.
         """
-        assert 0 < len(encoded) < self._block_bytes, "a partial block is neither empty nor full"
+        assert 0 < len(encoded) < self.block_bytes, "a partial block is neither empty nor full"
         if node.children is not None:
             at = node.children.neighbours(encoded)[1]
             if at is not None and at.tokens.startswith(encoded):
-                return Insertion(node, [block_id], [])
-        dropped: list[int] = []
-        leaf = self._add_leaf(node, encoded, [block_id], dropped)
-        self.num_evictable += 1
-        self.queue.push(leaf)
-        return Insertion(leaf, [], dropped)
+                return Insertion(node, [block_id])
+        return Insertion(self._add_leaf(node, encoded, [block_id], lock_ref=0), [])
 
-    # ------------------------------------------------------------ evict
+    def restore(
+        self,
+        parent: RadixNode | bytes,
+        encoded: bytes,
+        ids: array[int],
+        hashes: bytes,
+        last_access: int,
+    ) -> RadixNode | None:
+        """A new leaf for blocks that were found on disk, below ``parent`` or a namespace's root.
 
-    def evict(self, num_blocks: int) -> list[int]:
-        """Drop up to ``num_blocks`` unlocked blocks, tails of leaves first, by the policy."""
-        evicted: list[int] = []
-        while len(evicted) < num_blocks:
-            leaf = self.queue.pop()
-            if leaf is None:
-                break
-            excess = len(leaf.block_ids) + len(evicted) - num_blocks
-            if excess > 0:
-                evicted.extend(leaf.block_ids[excess:])
-                del leaf.block_ids[excess:]
-                del leaf.tokens[excess * self._block_bytes :]
-                self.queue.put_back(leaf)
-            else:
-                evicted.extend(leaf.block_ids)
-                self._detach(leaf)
-        self.num_cached -= len(evicted)
-        self.num_evictable -= len(evicted)
-        self._version += bool(evicted)
-        return evicted
+        None if some child has the first of these blocks already.
+        """
+        above = self._root(parent) if isinstance(parent, bytes) else parent
+        if above.children is not None:
+            block = encoded[: self.block_bytes]
+            at = above.children.neighbours(block)[1]
+            if at is not None and at.tokens.startswith(block):
+                return None
+        self.residency.set_hashes(Tier.DISK, ids, hashes)
+        self._clock = max(self._clock, last_access)
+        return self._new_leaf(above, encoded, Tier.DISK, ids, lock_ref=0)
+
+    # ------------------------------------------------------------ copies
+
+    def add_copy(self, node: RadixNode, tier: Tier, ids: array[int]) -> None:
+        self.residency.add_copy(node, tier, ids)
+        self._version += 1
+
+    def trim(self, leaf: RadixNode, num_blocks: int) -> None:
+        """Drop the last blocks of an unlocked leaf that is on the device alone."""
+        self.residency.trim(leaf, num_blocks, num_blocks * self.block_bytes)
+        self._version += 1
+
+    def drop_copy(self, node: RadixNode, tier: Tier) -> None:
+        """Give up a copy; the node leaves the tree with its last one, and must be childless."""
+        self.residency.drop_copy(node, tier)
+        self._version += 1
+        if not node.has_copies():
+            self._detach(node)
+
+    def drop(self, node: RadixNode) -> int:
+        """Drop an unlocked node and all that lies below it, in all tiers; the number of blocks."""
+        doomed, num_blocks = [node], 0
+        for step in doomed:  # grows while it is walked: parents first
+            doomed.extend(step.children or ())
+        for step in reversed(doomed):
+            assert step.lock_ref == 0, "a locked node cannot be dropped"
+            num_blocks += step.num_blocks
+            for tier in reversed(self.residency.num_cached):
+                if step.ids_in(tier) is not None:
+                    self.residency.drop_copy(step, tier)
+            self._detach(step)
+        self._version += 1
+        return num_blocks
+
+    def clear(self) -> int:
+        """Drop all that is not locked, in all tiers; the number of blocks."""
+        num_blocks = 0
+        for node in reversed(list(self.nodes())):
+            if node.lock_ref == 0 and node.children is None:
+                num_blocks += self.drop(node)
+        return num_blocks
+
+    def split_tail(self, node: RadixNode, num_blocks: int) -> None:
+        """Leave ``node`` with its last ``num_blocks`` blocks, the others in a new parent."""
+        if num_blocks < node.num_blocks:
+            self._split(node, node.num_blocks - num_blocks)
 
     # ------------------------------------------------------------ inside
 
-    def _root(self, namespace: Namespace) -> RootNode:
-        root = self.roots.get(namespace)
+    def _root(self, root_hash: bytes) -> RootNode:
+        root = self.roots.get(root_hash)
         if root is None:
-            root = self.roots[namespace] = RootNode(namespace, self._clock)
+            root = self.roots[root_hash] = RootNode(root_hash, self._clock)
         return root
-
-    def _closest_child(self, node: RadixNode, block: bytes) -> tuple[RadixNode | None, int]:
-        """The child with the longest common prefix with ``block``, and its length in tokens."""
-        if node.children is None or not block:
-            return None, 0
-        before, at = node.children.neighbours(block)
-        if at is not None and at.tokens.startswith(block):
-            return at, len(block) // TOKEN_BYTES
-        rows_before = num_common_tokens(before.tokens, block) if before is not None else 0
-        rows_at = num_common_tokens(at.tokens, block) if at is not None else 0
-        closest, num_rows = (at, rows_at) if rows_at >= rows_before else (before, rows_before)
-        return (closest, num_rows) if num_rows else (None, 0)
 
     def _shared_child(self, node: RadixNode, encoded: bytes, start: int) -> RadixNode | None:
         """The child whose whole edge stands in ``encoded`` at ``start``, split off if need be."""
         if node.children is None:
             return None
-        block = encoded[start : start + self._block_bytes]
+        block = encoded[start : start + self.block_bytes]
         child = node.children.neighbours(block)[1]
         if child is None or not child.tokens.startswith(block):
             return None
@@ -257,49 +300,45 @@ class RadixTree:
         num_common = num_common_tokens(child.tokens, offered) // self.block_size
         return child if num_common == child.num_blocks else self._split(child, num_common)
 
-    def _append(
-        self, node: RadixNode, encoded: bytes, block_ids: Sequence[int], dropped: list[int]
-    ) -> RadixNode:
+    def _append(self, node: RadixNode, encoded: bytes, block_ids: Sequence[int]) -> RadixNode:
         """Store blocks that no child of ``node`` shares; the node they end in, locked once."""
-        parent_hash = self._end_hash(node)
-        hashes = chain_hashes(parent_hash, encoded, self.block_size).joined
-        self._block_hashes[block_ids] = np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES)
         is_own = node.lock_ref == 1 and node.num_hits == 0 and node.children is None
-        if is_own and node.parent is not None:
-            # Only the caller holds this leaf, and it was never hit, so its stamps and counts are
-            # true of the new blocks too: a growing answer stays one edge.
-            node.tokens += encoded
-            node.block_ids.extend(block_ids)
-            self.num_cached += len(block_ids)
-            self._version += 1
-            return node
-        leaf = self._add_leaf(node, encoded, block_ids, dropped)
-        leaf.lock_ref = 1
-        return leaf
+        is_plain = node.host_ids is None and node.disk_ids is None and node.transfer is None
+        if not (is_own and is_plain) or node.parent is None:
+            return self._add_leaf(node, encoded, block_ids, lock_ref=1)
+        # Only the caller holds this leaf, and it was never hit, so its stamps and counts are
+        # true of the new blocks too: a growing answer stays one edge.
+        self._set_hashes(self.residency.last_hash(node), encoded, block_ids)
+        node.tokens += encoded
+        self.residency.extend(node, block_ids)
+        self._version += 1
+        return node
 
     def _add_leaf(
-        self, parent: RadixNode, encoded: bytes, block_ids: Sequence[int], dropped: list[int]
+        self, parent: RadixNode, encoded: bytes, block_ids: Sequence[int], lock_ref: int
     ) -> RadixNode:
-        """A new child; a partial leaf that it makes redundant goes, its block to ``dropped``."""
+        """A new child on the device; a partial leaf that it makes redundant goes."""
         if parent.children is not None:
             before = parent.children.neighbours(encoded)[0]
             if before is not None and before.lock_ref == 0 and encoded.startswith(before.tokens):
-                self._drop_partial(before, dropped)
+                self.drop(before)
+        self._set_hashes(self.end_hash(parent), encoded, block_ids)
+        return self._new_leaf(parent, encoded, Tier.DEVICE, array("i", block_ids), lock_ref)
+
+    def _new_leaf(
+        self, parent: RadixNode, encoded: bytes, tier: Tier, ids: array[int], lock_ref: int
+    ) -> RadixNode:
         self._clock += 1
-        leaf = RadixNode(parent, bytearray(encoded), array("i", block_ids), self._clock)
+        leaf = RadixNode(parent, bytearray(encoded), parent.start + parent.num_blocks, self._clock)
+        leaf.lock_ref = lock_ref
+        self.residency.add_copy(leaf, tier, ids)
         parent.add_child(leaf)
-        self.num_cached += len(block_ids)
         self._version += 1
         return leaf
 
-    def _drop_partial(self, leaf: RadixNode, dropped: list[int]) -> None:
-        assert leaf.parent is not None
-        dropped.extend(leaf.block_ids)
-        self.num_cached -= leaf.num_blocks
-        self.num_evictable -= leaf.num_blocks
-        leaf.parent.remove_child(leaf)
-        leaf.parent = None
-        self.queue.forget(leaf)
+    def _set_hashes(self, parent_hash: bytes, encoded: bytes, block_ids: Sequence[int]) -> None:
+        hashes = chain_hashes(parent_hash, encoded, self.block_size)
+        self.residency.set_hashes(Tier.DEVICE, block_ids, hashes.joined)
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Put a new node with the first ``num_blocks`` blocks of the edge above ``node``.
@@ -311,47 +350,43 @@ class RadixTree:
         assert parent is not None
         assert parent.children is not None
         assert 0 < num_blocks < node.num_blocks, "a split needs blocks on both sides"
-        cut = num_blocks * self._block_bytes
-        upper = RadixNode(parent, node.tokens[:cut], node.block_ids[:num_blocks], node.created)
+        cut = num_blocks * self.block_bytes
+        upper = RadixNode(parent, node.tokens[:cut], node.start, node.created)
         upper.lock_ref, upper.num_hits = node.lock_ref, node.num_hits
-        upper.last_access = node.last_access
+        upper.last_access, upper.transfer = node.last_access, node.transfer
+        self.residency.split(node, upper, num_blocks)
         parent.children.replace(node, upper)
-        node.tokens, node.block_ids = node.tokens[cut:], node.block_ids[num_blocks:]
+        node.tokens = node.tokens[cut:]
         node.parent = upper
+        node.start += num_blocks
         upper.add_child(node)
+        if node.transfer is not None:
+            node.transfer.split(node, upper, num_blocks)
+            self.lock(upper)  # the transfer holds a lock on each of its nodes
         self._version += 1
         return upper
 
     def _detach(self, leaf: RadixNode) -> None:
-        """Take an evicted leaf out; its parent may become the next leaf, or an unused root."""
+        """Take a childless node out; its parent may become the next leaf, or an unused root."""
         parent = leaf.parent
         assert parent is not None
+        assert leaf.children is None, "children without a parent"
         parent.remove_child(leaf)
         leaf.parent = None
-        if parent.children is None and parent.lock_ref == 0:
+        self.residency.forget(leaf)
+        if parent.lock_ref == 0:
             self._on_idle(parent)
 
     def _on_idle(self, node: RadixNode) -> None:
-        """``node`` has just lost its last lock or its last child."""
-        if node.children is not None:
-            return
-        if isinstance(node, RootNode):
-            del self.roots[node.namespace]
+        """``node`` has just lost its last lock or a child."""
+        if not isinstance(node, RootNode):
+            self.residency.push(node)
+        elif node.children is None:
+            del self.roots[node.root_hash]
             self._version += 1
-        else:
-            self.queue.push(node)
 
-    def _end_hash(self, node: RadixNode) -> bytes:
+    def end_hash(self, node: RadixNode) -> bytes:
+        """The chained hash of everything up to the end of ``node``."""
         if isinstance(node, RootNode):
-            return node.namespace.root_hash
-        return self.block_hash(node.block_ids[-1])
-
-
-def _path_block_ids(node: RadixNode) -> list[int]:
-    """The blocks from the root to the end of ``node``, in token order."""
-    edges = []
-    step: RadixNode | None = node
-    while step is not None:
-        edges.append(step.block_ids)
-        step = step.parent
-    return [block_id for edge in reversed(edges) for block_id in edge]
+            return node.root_hash
+        return self.residency.last_hash(node)

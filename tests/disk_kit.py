@@ -11,10 +11,11 @@ import numpy as np
 
 from cache_store.block_hash import HASH_VERSION, Namespace, chain_hashes
 from cache_store.cipher import Cipher
-from cache_store.tiers.disk_format import BlockKey, DiskFormat
+from cache_store.tiers.disk_format import DiskFormat
 from cache_store.tiers.disk_index import FoundBlock
 from cache_store.tiers.disk_store import DiskStore
 from cache_store.token_bytes import encode_tokens
+from cache_store.transfer import BlockKey
 
 BLOCK_SIZE = 4
 FORMAT = DiskFormat("model-a", HASH_VERSION, BLOCK_SIZE, 5000, "exact:float32")

@@ -2,20 +2,27 @@
 
 The model keeps, per namespace, the token sequences that were stored, and for each row of each
 block the whole prefix whose keys and values a real step would have written there. So a block that
-is shared, overwritten, freed or copied wrongly shows up as a row with the wrong prefix.
+is shared, overwritten, freed or copied wrongly shows up as a row with the wrong prefix. With lower
+tiers the same holds of their blocks: transfers copy rows, at any later moment, in any order, and
+may fail half-way.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cache_store.block_hash import Namespace
+from cache_store.block_hash import Namespace, hash_blocks
 from cache_store.cache import Lease
+from cache_store.events import AllBlocksCleared, BlockRemoved, BlockStored, Tier
 from cache_store.eviction import EVICTION_POLICIES, make_eviction_policy
+from cache_store.load_planner import LoadPlanner
 from cache_store.prefix_cache import PrefixCache
+from cache_store.tier_manager import LowerTiers
+from cache_store.transfer import TransferOrder, TransferResult
 
 NAMESPACES = (Namespace("f"), Namespace("f", cache_salt="s"))
 NAMESPACE_CHOICE = st.sampled_from((*NAMESPACES, NAMESPACES[0]))
@@ -47,17 +54,96 @@ def num_common(left: Prefix, right: Prefix) -> int:
     return count
 
 
+class RowMover:
+    """Carries transfers out on the model's rows, when the machine says so."""
+
+    def __init__(self, rows: dict[Tier, dict[tuple[int, int], Prefix]], block_size: int) -> None:
+        self.rows = rows
+        self.block_size = block_size
+        self.orders: list[TransferOrder] = []
+        self.results: list[TransferResult] = []
+
+    def submit(self, order: TransferOrder) -> None:
+        assert len(order.source_ids) == len(order.target_ids) > 0
+        self.orders.append(order)
+
+    def delete(self, tier: Tier, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            for row in range(self.block_size):
+                self.rows[tier].pop((block_id, row), None)
+
+    def run(self, index: int, num_done: int | None) -> None:
+        order = self.orders.pop(index % len(self.orders))
+        count = len(order.source_ids) if num_done is None else min(num_done, len(order.source_ids))
+        source, target = self.rows[order.source], self.rows[order.target]
+        for number in range(count):
+            for row in range(self.block_size):
+                value = source.get((order.source_ids[number], row), ())
+                target[order.target_ids[number], row] = value
+            if order.keys:
+                self.check_key(order, number)
+        self.results.append(TransferResult(order.number, count, 0.001))
+
+    def check_key(self, order: TransferOrder, number: int) -> None:
+        key = order.keys[number]
+        num_rows = len(key.tokens) // 4
+        last = self.rows[order.source][order.source_ids[number], num_rows - 1]
+        tokens = np.frombuffer(key.tokens, dtype=">u4")
+        assert last[-num_rows:] == tuple(tokens)
+        before = np.array(last[:-num_rows], dtype=np.int32)
+        roots = {namespace.root_hash: namespace for namespace in NAMESPACES}
+        hashes = hash_blocks(roots[key.root_hash], before, self.block_size)
+        assert key.parent_hash == ([key.root_hash, *hashes])[-1]
+
+    def take_results(self) -> list[TransferResult]:
+        results, self.results = self.results, []
+        return results
+
+    def close(self) -> None:
+        pass
+
+
+LOWER = (
+    {},
+    {Tier.HOST: 12},
+    {Tier.HOST: 100},
+    {Tier.DISK: 12},
+    {Tier.HOST: 6, Tier.DISK: 20},
+    {Tier.HOST: 2, Tier.DISK: 3},
+)
+
+
 class CacheMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.sampled_from((200, 24, 8, 4)),
         block_size=st.integers(1, 4),
         policy=st.sampled_from(EVICTION_POLICIES),
+        lower=st.sampled_from(LOWER),
+        write_blocks=st.sampled_from((1, 3, 64)),
     )
-    def start(self, num_blocks: int, block_size: int, policy: str) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        policy: str,
+        lower: dict[Tier, int],
+        write_blocks: int,
+    ) -> None:
         self.block_size = block_size
-        self.cache = PrefixCache(num_blocks, block_size, make_eviction_policy(policy))
+        tier_rows: dict[Tier, dict[tuple[int, int], Prefix]] = {tier: {} for tier in Tier}
+        self.mover = RowMover(tier_rows, block_size)
+        self.time = 0.0
+        planner = LoadPlanner(block_size, lambda: None, lambda: self.time)
+        tiers = LowerTiers(lower, self.mover, planner, lambda: self.time, write_blocks)
+        self.cache = PrefixCache(
+            num_blocks,
+            block_size,
+            make_eviction_policy(policy),
+            tiers if lower else None,
+            has_events=True,
+        )
         self.stored: dict[Namespace, set[Prefix]] = {namespace: set() for namespace in NAMESPACES}
-        self.rows: dict[tuple[int, int], Prefix] = {}
+        self.rows = tier_rows[Tier.DEVICE]
         self.runs: list[Run] = []
         self.was_dropped = False  # from then on the model only bounds the match from above
 
@@ -79,23 +165,23 @@ class CacheMachine(RuleBasedStateMachine):
         match = self.cache.match(namespace, np.array(ids, dtype=np.int32))
         run = Run(self.cache.acquire(match), list(ids))
         assert run.lease.num_cached_tokens == match.num_tokens
-        self.check_rows(run, match.num_block_tokens)
+        self.check_rows(run, match.num_device_tokens)
         self.runs.append(run)
         return run
 
     def grow(self, run: Run, num_tokens: int, num_lookahead: int = 0) -> bool:
         before, table = self.cache.stats(), list(run.lease.block_ids)
         if not self.cache.allocate(run.lease, num_tokens, num_lookahead):
-            assert self.cache.stats() == before
+            assert before.tiers or self.cache.stats() == before
             assert run.lease.block_ids == table
             return False
         assert run.lease.block_ids[: len(table)] == table
         assert len(run.lease.block_ids) * self.block_size >= num_tokens + num_lookahead
-        self.was_dropped |= self.cache.stats().evicted_total > 0
         return True
 
     def compute(self, run: Run, end: int) -> None:
         """One step: the row copy if there is one, then the rows up to ``end``."""
+        assert self.is_ready(run)
         copy = run.lease.pending_copy
         if copy is not None:
             for row in range(copy.num_rows):
@@ -118,6 +204,16 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.release(run.lease, run.array, num_claimed)
         self.runs.remove(run)
 
+    def is_ready(self, run: Run) -> bool:
+        return not (run.lease.is_loading or run.lease.has_failed)
+
+    def finish_transfer(self, index: int, num_done: int | None) -> None:
+        self.mover.run(index, num_done)
+        self.was_dropped |= num_done is not None
+        self.cache.advance()
+        for run in [run for run in self.runs if run.lease.has_failed]:
+            self.end(run)  # as a scheduler does before anything else
+
     def pick(self, index: int) -> Run:
         return self.runs[index % len(self.runs)]
 
@@ -127,6 +223,8 @@ class CacheMachine(RuleBasedStateMachine):
     def match(self, namespace: Namespace, ids: list[int]) -> None:
         match = self.cache.match(namespace, np.array(ids, dtype=np.int32))
         expected = self.expected_match(namespace, ids)
+        stats = self.cache.stats()
+        self.was_dropped |= stats.evicted_total > 0
         assert match.num_tokens <= expected if self.was_dropped else match.num_tokens == expected
         num_rows = match.partial.num_rows if match.partial else 0
         assert match.num_tokens == match.num_block_tokens + num_rows
@@ -134,14 +232,20 @@ class CacheMachine(RuleBasedStateMachine):
         assert num_rows < self.block_size
         for row in range(num_rows):
             assert match.partial is not None
+            assert match.position is not None
+            assert match.position.source is not None
+            source, index = match.position.source, 0
+            if source is match.position.node:
+                index = match.position.num_edge_blocks
             prefix = tuple(ids[: match.num_block_tokens + row + 1])
-            assert self.rows[match.partial.block_id, row] == prefix
+            block_id = (source.ids_in(match.partial.tier) or [])[index]
+            assert self.mover.rows[match.partial.tier][block_id, row] == prefix
 
     @rule(namespace=NAMESPACE_CHOICE, ids=TOKEN_LISTS)
     def serve(self, namespace: Namespace, ids: list[int]) -> None:
         """A whole request between two steps of the others."""
         run = self.begin(namespace, ids)
-        if self.grow(run, len(ids)):
+        if self.grow(run, len(ids)) and self.is_ready(run):
             self.compute(run, len(ids))
         self.end(run)
 
@@ -168,7 +272,7 @@ class CacheMachine(RuleBasedStateMachine):
         run = self.pick(index)
         start = run.num_computed if run.is_admitted else run.lease.num_cached_tokens
         end = min(len(run.ids), start + num_more)
-        if self.grow(run, end):
+        if self.grow(run, end) and self.is_ready(run):
             self.compute(run, end)
             if commits:
                 self.do_commit(run)
@@ -198,10 +302,45 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cache.stats().num_evictable > 5)
     @rule()
     def reset(self) -> None:
-        num_evictable = self.cache.stats().num_evictable
-        assert self.cache.reset() == num_evictable
+        before = self.cache.stats()
+        dropped = self.cache.reset()
+        assert dropped >= before.num_evictable
+        if not before.tiers:
+            assert dropped == before.num_evictable
         assert self.cache.stats().num_evictable == 0
         self.was_dropped = True
+
+    # ------------------------------------------------------------ lower tiers
+
+    @precondition(lambda self: self.mover.orders)
+    @rule(index=INDICES, num_done=st.sampled_from((None, None, None, 0, 1, 3)))
+    def transfer(self, index: int, num_done: int | None) -> None:
+        self.finish_transfer(index, num_done)
+
+    @rule()
+    def advance(self) -> None:
+        self.cache.advance()
+
+    @rule()
+    def wait(self) -> None:
+        self.time += 20.0
+
+    @rule(namespace=NAMESPACE_CHOICE, ids=TOKEN_LISTS, keep=st.integers(0, 6))
+    def act_on_prefix(self, namespace: Namespace, ids: list[int], keep: int) -> None:
+        array = np.array(ids, dtype=np.int32)
+        before = self.cache.inspect(namespace, array)
+        report = self.cache.demote(namespace, array, keep)
+        assert replace(report, num_blocks_changed=0, num_blocks_left=0) == before
+        self.cache.prefetch(namespace, array)
+
+    @rule(namespace=NAMESPACE_CHOICE, ids=TOKEN_LISTS, keep=st.integers(0, 6))
+    def drop(self, namespace: Namespace, ids: list[int], keep: int) -> None:
+        array = np.array(ids, dtype=np.int32)
+        self.was_dropped = True
+        report = self.cache.drop(namespace, array, keep)
+        again = self.cache.drop(namespace, array, keep)
+        assert again.num_blocks_changed == 0
+        assert again.num_blocks_left <= report.num_blocks_left
 
     # ------------------------------------------------------------ always
 
@@ -215,12 +354,38 @@ class CacheMachine(RuleBasedStateMachine):
         for run in getattr(self, "runs", []):
             self.check_rows(run, run.num_computed if run.is_admitted else 0)
 
+    @invariant()
+    def events_tell_what_is_stored(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        told: dict[bytes, Tier] = getattr(self, "told", {})
+        for events in (self.cache.take_events(), None):
+            known = told if events is not None else {}
+            for event in self.cache.snapshot() if events is None else events:
+                match event:
+                    case AllBlocksCleared():
+                        known.clear()
+                    case BlockStored(tier, hashes):
+                        known |= {hashes[i : i + 16]: tier for i in range(0, len(hashes), 16)}
+                    case BlockRemoved(hashes):
+                        for i in range(0, len(hashes), 16):
+                            known.pop(hashes[i : i + 16], None)
+            if events is None:
+                assert known == told
+        self.told = told
+
     def teardown(self) -> None:
-        for run in getattr(self, "runs", []):
+        for run in list(getattr(self, "runs", [])):
             self.cache.release(run.lease, run.array, run.num_computed)
         if hasattr(self, "cache"):
+            self.runs.clear()
+            for _ in range(1000):
+                if not self.mover.orders:
+                    break
+                self.finish_transfer(0, None)
             self.cache.check_integrity([])
             assert self.cache.stats().num_locked == 0
+            assert not self.cache.has_transfers
 
 
 CacheMachine.TestCase.settings = settings(

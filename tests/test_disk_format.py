@@ -12,7 +12,6 @@ import pytest
 from cache_store.cipher import Cipher
 from cache_store.tiers.disk_format import (
     HEAD_BYTES,
-    BlockKey,
     CorruptBlock,
     DiskFormat,
     DiskStoreError,
@@ -20,6 +19,7 @@ from cache_store.tiers.disk_format import (
     RecordCodec,
 )
 from cache_store.tiers.disk_store import DiskStore
+from cache_store.transfer import BlockKey
 from tests.disk_kit import (
     CIPHERS,
     FORMAT,

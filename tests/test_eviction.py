@@ -3,25 +3,32 @@ from array import array
 import pytest
 
 from cache_store.block_hash import Namespace
+from cache_store.events import Tier
 from cache_store.eviction import EVICTION_POLICIES, EvictionQueue, make_eviction_policy
 from cache_store.radix_node import RadixNode, RootNode
 
 
+def make_queue(policy: str) -> EvictionQueue:
+    return EvictionQueue(make_eviction_policy(policy), Tier.DEVICE)
+
+
 def make_leaves(count: int) -> list[RadixNode]:
-    root = RootNode(Namespace("f"), 0)
-    leaves = [
-        RadixNode(root, bytearray(index.to_bytes(4, "big")), array("i", [index]), index + 1)
-        for index in range(count)
-    ]
-    for leaf in leaves:
-        root.add_child(leaf)
-    return leaves
+    root = RootNode(Namespace("f").root_hash, 0)
+    return [make_child(root, index, index + 1) for index in range(count)]
+
+
+def make_child(parent: RadixNode, block_id: int, created: int) -> RadixNode:
+    child = RadixNode(parent, bytearray(block_id.to_bytes(4, "big")), 0, created)
+    child.block_ids = array("i", [block_id])
+    parent.add_child(child)
+    parent.count_child(Tier.DEVICE, 1)
+    return child
 
 
 def drain(queue: EvictionQueue) -> list[int]:
     order = []
     while (leaf := queue.pop()) is not None:
-        order.append(leaf.block_ids[0])
+        order.append((leaf.block_ids or [])[0])
         leaf.parent = None
     return order
 
@@ -36,7 +43,7 @@ def drain(queue: EvictionQueue) -> list[int]:
     ],
 )
 def test_order_of_each_policy(name: str, expected: list[int]) -> None:
-    queue = EvictionQueue(make_eviction_policy(name))
+    queue = make_queue(name)
     leaves = make_leaves(4)
     for leaf, last_access, num_hits in zip(leaves, (30, 20, 40, 10), (5, 0, 1, 2), strict=True):
         leaf.last_access, leaf.num_hits = last_access, num_hits
@@ -45,7 +52,7 @@ def test_order_of_each_policy(name: str, expected: list[int]) -> None:
 
 
 def test_a_leaf_touched_after_it_was_queued_moves_back() -> None:
-    queue = EvictionQueue(make_eviction_policy("lru"))
+    queue = make_queue("lru")
     leaves = make_leaves(3)
     for leaf in leaves:
         queue.push(leaf)
@@ -54,12 +61,12 @@ def test_a_leaf_touched_after_it_was_queued_moves_back() -> None:
 
 
 def test_locked_leaves_and_inner_nodes_are_passed_over_and_may_return() -> None:
-    queue = EvictionQueue(make_eviction_policy("lru"))
+    queue = make_queue("lru")
     leaves = make_leaves(3)
     for leaf in leaves:
         queue.push(leaf)
     leaves[0].lock_ref = 1
-    leaves[1].add_child(RadixNode(leaves[1], bytearray(4), array("i", [9]), 9))
+    make_child(leaves[1], 9, 9)
     assert drain(queue) == [2]
     leaves[0].lock_ref = 0
     queue.push(leaves[0])
@@ -67,7 +74,7 @@ def test_locked_leaves_and_inner_nodes_are_passed_over_and_may_return() -> None:
 
 
 def test_keys_that_arrive_out_of_order_come_out_in_order() -> None:
-    queue = EvictionQueue(make_eviction_policy("fifo"))
+    queue = make_queue("fifo")
     leaves = make_leaves(50)
     for index in (7 * step % 50 for step in range(50)):
         queue.push(leaves[index])
@@ -75,7 +82,7 @@ def test_keys_that_arrive_out_of_order_come_out_in_order() -> None:
 
 
 def test_a_leaf_that_is_put_back_is_the_next_again() -> None:
-    queue = EvictionQueue(make_eviction_policy("lru"))
+    queue = make_queue("lru")
     leaves = make_leaves(3)
     for leaf in reversed(leaves):
         queue.push(leaf)
@@ -86,7 +93,7 @@ def test_a_leaf_that_is_put_back_is_the_next_again() -> None:
 
 
 def test_a_node_has_one_entry() -> None:
-    queue = EvictionQueue(make_eviction_policy("lru"))
+    queue = make_queue("lru")
     (leaf,) = make_leaves(1)
     queue.push(leaf)
     queue.push(leaf)
@@ -94,7 +101,7 @@ def test_a_node_has_one_entry() -> None:
 
 
 def test_entries_of_dead_nodes_do_not_pile_up() -> None:
-    queue = EvictionQueue(make_eviction_policy("lru"))
+    queue = make_queue("lru")
     leaves = make_leaves(1000)
     for leaf in leaves:
         queue.push(leaf)

@@ -304,7 +304,7 @@ def test_integrity_notices_damage(damage: str) -> None:
     assert cache.allocate(lease, 8)
     cache.commit(lease, tokens(range(8)), 8)
     cache.check_integrity([lease])
-    root = cache._tree.roots[NAMESPACE]
+    root = cache._tree.roots[NAMESPACE.root_hash]
     if damage == "lock":
         root.lock_ref += 1
     elif damage == "owner":

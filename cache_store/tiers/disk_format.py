@@ -22,13 +22,14 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import Enum, auto
 
 import xxhash
 
 from cache_store.cipher import SEAL_BYTES, Cipher, CipherError
 from cache_store.token_bytes import TOKEN_BYTES
+from cache_store.transfer import BlockKey
 
 FORMAT_VERSION = 1
 PAGE_BYTES = 4096
@@ -79,20 +80,6 @@ class DiskFormat:
         """16 bytes that stand for all fields."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class BlockKey:
-    """What a block is: its namespace, all that lies before it, and its own tokens.
-
-    Hashes are 16 bytes. ``tokens`` is the byte form of ``cache_store.token_bytes``; fewer than
-    ``block_size`` of them are a partly filled block.
-    """
-
-    root_hash: bytes
-    parent_hash: bytes
-    block_hash: bytes
-    tokens: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cache_store.tiers.disk_format import BlockKey
 from cache_store.tiers.disk_segment import Record
+from cache_store.transfer import BlockKey
 
 
 @dataclass(frozen=True, slots=True)

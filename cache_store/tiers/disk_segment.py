@@ -21,7 +21,6 @@ from cache_store.tiers.disk_format import (
     HEAD_BYTES,
     HEADER_BYTES,
     PAGE_BYTES,
-    BlockKey,
     Buffer,
     CorruptBlock,
     DiskStoreError,
@@ -29,6 +28,7 @@ from cache_store.tiers.disk_format import (
     RecordMeta,
 )
 from cache_store.tiers.disk_io import erase, opened, read_all, sync_folder, write_all
+from cache_store.transfer import BlockKey
 
 ENTRY_BYTES = 64  # of a file's name in its folder
 _SECTOR_BYTES = 512  # the unit of st_blocks

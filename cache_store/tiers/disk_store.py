@@ -25,7 +25,6 @@ from cache_store.tiers.disk_folder import DiskFolder, read_head, segments_in
 from cache_store.tiers.disk_format import (
     HEAD_BYTES,
     PAGE_BYTES,
-    BlockKey,
     Buffer,
     CorruptBlock,
     DiskFormat,
@@ -36,6 +35,7 @@ from cache_store.tiers.disk_format import (
 from cache_store.tiers.disk_index import FoundBlock, choose
 from cache_store.tiers.disk_segment import ENTRY_BYTES, Record, Segment, Space
 from cache_store.token_bytes import TOKEN_BYTES
+from cache_store.transfer import BlockKey
 
 _FOLDER_BYTES = 4 * PAGE_BYTES  # the folders themselves and the lock
 

@@ -1,0 +1,111 @@
+"""What can be done to a stored prefix outside of a request: look, bring back, send down, forget.
+
+Owns which nodes belong to a prefix alone. Knows nothing of sessions: it is given tokens. Not
+thread-safe: owned by the engine thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cache_store.block_hash import Namespace
+from cache_store.cache import PrefixReport
+from cache_store.events import Tier
+from cache_store.prefix_match import PrefixMatch
+from cache_store.radix_node import RadixNode, path_of
+from cache_store.radix_tree import RadixTree
+from cache_store.tier_manager import TierManager
+from cache_store.token_bytes import TOKEN_BYTES, TokenIds
+
+
+class PrefixActions:
+    def __init__(self, tree: RadixTree, tiers: TierManager) -> None:
+        self._tree = tree
+        self._tiers = tiers
+
+    def inspect(self, namespace: Namespace, token_ids: TokenIds) -> PrefixReport:
+        return _report(self._tree.match_prefix(namespace, token_ids))
+
+    def prefetch(self, namespace: Namespace, token_ids: TokenIds) -> PrefixReport:
+        match = self._tree.match_prefix(namespace, token_ids)
+        report = _report(match)
+        num_host = match.num_host_tokens // self._tree.block_size
+        num_disk = match.num_disk_tokens // self._tree.block_size
+        if num_host + num_disk == 0:
+            return report
+        plan = self._tiers.plan(num_host, num_disk)
+        prefix = self._tree.acquire(match, plan.lowest)
+        nodes = [n for n in (*prefix.path, prefix.source) if n is not None and n.block_ids is None]
+        count = sum(node.num_blocks for node in nodes)
+        is_free = all(node.transfer is None for node in nodes)
+        if nodes and is_free and self._tiers.make_room(Tier.DEVICE, count):
+            self._tiers.promote(nodes)
+            report = replace(report, num_blocks_changed=count)
+        if prefix.source is not None:
+            self._tree.unlock(prefix.source)
+        self._tree.unlock(prefix.node)
+        return report
+
+    def demote(
+        self, namespace: Namespace, token_ids: TokenIds, keep_num_tokens: int
+    ) -> PrefixReport:
+        match = self._tree.match_prefix(namespace, token_ids)
+        own, num_left = self._own_nodes(match, keep_num_tokens)
+        nodes = [node for node in own if node.block_ids is not None]
+        return replace(
+            _report(match),
+            num_blocks_changed=self._tiers.demote(nodes),
+            num_blocks_left=num_left,
+        )
+
+    def drop(self, namespace: Namespace, token_ids: TokenIds, keep_num_tokens: int) -> PrefixReport:
+        match = self._tree.match_prefix(namespace, token_ids)
+        own, num_left = self._own_nodes(match, keep_num_tokens)
+        count = sum(self._tree.drop(node) for node in own)
+        self._tiers.collect()
+        return replace(_report(match), num_blocks_changed=count, num_blocks_left=num_left)
+
+    def _own_nodes(self, match: PrefixMatch, keep_num_tokens: int) -> tuple[list[RadixNode], int]:
+        """The unlocked nodes of the match that nothing else continues from, deepest first, and
+        how many of its own blocks are held by somebody."""
+        position = match.position
+        if position is None:
+            return [], 0
+        end = self._split_end(match)
+        keep = -(-keep_num_tokens // self._tree.block_size)  # whole blocks
+        own: list[RadixNode] = []
+        for node in reversed(path_of(end)):
+            if node.start < keep:
+                if node.start + node.num_blocks <= keep:
+                    break
+                self._tree.split_tail(node, node.start + node.num_blocks - keep)
+            num_children = 0 if node.children is None else len(node.children)
+            if num_children > (1 if own else 0):
+                break
+            if node.lock_ref:
+                return own, sum(n.num_blocks for n in path_of(node) if n.start >= keep)
+            own.append(node)
+        return own, 0
+
+    def _split_end(self, match: PrefixMatch) -> RadixNode:
+        """The node in which the match ends, a partly filled one that matches whole included."""
+        position = match.position
+        assert position is not None
+        node, source = position.node, position.source
+        if position.num_edge_blocks < node.num_blocks:
+            self._tree.split_tail(node, node.num_blocks - position.num_edge_blocks)
+            assert node.parent is not None
+            return node.parent
+        num_rows = 0 if match.partial is None else match.partial.num_rows
+        is_whole = source is not None and len(source.tokens) == num_rows * TOKEN_BYTES
+        return source if source is not None and is_whole else node
+
+
+def _report(match: PrefixMatch) -> PrefixReport:
+    rows = match.partial
+    in_tier = {tier: rows.num_rows if rows and rows.tier is tier else 0 for tier in Tier}
+    return PrefixReport(
+        num_device_tokens=match.num_device_tokens + in_tier[Tier.DEVICE],
+        num_host_tokens=match.num_host_tokens + in_tier[Tier.HOST],
+        num_disk_tokens=match.num_disk_tokens + in_tier[Tier.DISK],
+    )

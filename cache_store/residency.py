@@ -1,0 +1,231 @@
+"""In which tiers the nodes of the tree are, and what follows from it.
+
+Owns the copies' accounting: counts by tier, the order in which copies leave a tier, the hash of
+every block that is stored, the ids that were given up, and the events that tell others. It changes
+a node's copies and never the shape of the tree. Knows nothing of pools, tensors or transfers.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from cache_store.block_hash import HASH_BYTES
+from cache_store.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Tier
+from cache_store.eviction import EvictionPolicy, EvictionQueue
+from cache_store.radix_node import RadixNode
+
+# Events that nobody takes are not collected for ever: their readers start again from a snapshot.
+MAX_EVENTS = 10_000
+
+
+class Residency:
+    """``capacities`` bounds the block ids of each tier that exists; DEVICE always does.
+
+    ``event_blocks``: every that many blocks of a path make an event; 0 makes none.
+    """
+
+    MIN_STALE_SPARES = 1024
+
+    def __init__(
+        self, capacities: Mapping[Tier, int], policy: EvictionPolicy, event_blocks: int = 0
+    ) -> None:
+        self.queues = {tier: EvictionQueue(policy, tier) for tier in capacities}
+        self.num_cached = dict.fromkeys(capacities, 0)  # blocks of the tree, by tier
+        self.num_evictable = 0  # of those on the device, not locked
+        self._hashes = {
+            tier: np.zeros((num_blocks, HASH_BYTES), dtype=np.uint8)
+            for tier, num_blocks in capacities.items()
+        }
+        self._given_up: dict[Tier, list[int]] = {tier: [] for tier in capacities}
+        self._spares: dict[Tier, deque[RadixNode]] = {
+            tier: deque() for tier in capacities if tier is not Tier.DEVICE
+        }
+        self._event_blocks = event_blocks
+        self._events: list[CacheEvent] = []
+
+    # ------------------------------------------------------------ hashes
+
+    def block_hash(self, tier: Tier, block_id: int) -> bytes:
+        """The chained hash under which a full block was stored last."""
+        return bytes(self._hashes[tier][block_id].data)
+
+    def last_hash(self, node: RadixNode) -> bytes:
+        """Of the last block of ``node``, which is a full one."""
+        tier = node.tier
+        ids = node.ids_in(tier)
+        assert ids is not None
+        return self.block_hash(tier, ids[-1])
+
+    def hashes_of(self, node: RadixNode) -> bytes:
+        """Of all blocks of ``node``, joined."""
+        tier = node.tier
+        return self._hashes[tier][node.ids_in(tier)].tobytes()
+
+    def set_hashes(self, tier: Tier, block_ids: Sequence[int], joined: bytes) -> None:
+        rows = np.frombuffer(joined, np.uint8).reshape(-1, HASH_BYTES)
+        self._hashes[tier][block_ids] = rows
+
+    # ------------------------------------------------------------ copies
+
+    def add_copy(self, node: RadixNode, tier: Tier, ids: array[int]) -> None:
+        """``node`` is in ``tier`` too from now on; hashes come from the copy it has already."""
+        assert node.ids_in(tier) is None, "a node has one copy in a tier"
+        before = node.tier if node.has_copies() else None
+        if before is not None:
+            self._hashes[tier][ids] = self._hashes[before][node.ids_in(before)]
+        node.set_ids(tier, ids)
+        self.num_cached[tier] += len(ids)
+        if tier is Tier.DEVICE and node.lock_ref == 0:
+            self.num_evictable += len(ids)
+        if before is not None:
+            self._note_spare(node, tier if node.tier is before else before)
+        self._moved(node, before)
+
+    def drop_copy(self, node: RadixNode, tier: Tier) -> None:
+        """Give the copy up. A node without any must be taken out of the tree by the caller."""
+        ids = node.ids_in(tier)
+        assert ids is not None, "there is no copy to give up"
+        before = node.tier
+        removed = self._event_hashes(node, 0) if before is tier else b""
+        node.set_ids(tier, None)
+        self._given_up[tier].extend(ids)
+        self.num_cached[tier] -= len(ids)
+        if tier is Tier.DEVICE and node.lock_ref == 0:
+            self.num_evictable -= len(ids)
+        if node.has_copies():
+            self._moved(node, before)
+            return
+        if node.parent is not None:
+            node.parent.count_child(before, -1)
+        if removed:
+            self._tell(BlockRemoved(removed))
+
+    def extend(self, node: RadixNode, block_ids: Sequence[int]) -> None:
+        """Blocks added to the end of a locked node that is on the device alone."""
+        assert node.block_ids is not None
+        first = len(node.block_ids)
+        node.block_ids.extend(block_ids)
+        self.num_cached[Tier.DEVICE] += len(block_ids)
+        self._tell_stored(node, first)
+
+    def trim(self, node: RadixNode, num_blocks: int, num_bytes: int) -> None:
+        """Give up the last blocks (``num_bytes`` of tokens) of a node on the device alone."""
+        ids = node.block_ids
+        assert ids is not None
+        keep = len(ids) - num_blocks
+        removed = self._event_hashes(node, keep)
+        self._given_up[Tier.DEVICE].extend(ids[keep:])
+        del ids[keep:]
+        del node.tokens[len(node.tokens) - num_bytes :]
+        self.num_cached[Tier.DEVICE] -= num_blocks
+        self.num_evictable -= num_blocks
+        if removed:
+            self._tell(BlockRemoved(removed))
+
+    def split(self, node: RadixNode, upper: RadixNode, num_blocks: int) -> None:
+        """Divide the copies between ``node`` and ``upper``, which has none yet."""
+        for tier in self.num_cached:
+            ids = node.ids_in(tier)
+            if ids is not None:
+                upper.set_ids(tier, ids[:num_blocks])
+                node.set_ids(tier, ids[num_blocks:])
+                self._note_spare(upper, tier)
+        upper.count_child(node.tier, 1)
+
+    def pop_spare(self, tier: Tier) -> RadixNode | None:
+        """A node whose copy in ``tier`` has a quicker one beside it, the oldest such copy first."""
+        spares = self._spares[tier]
+        for _ in range(len(spares)):
+            node = spares.popleft()
+            if node.parent is None or node.ids_in(tier) is None or node.tier is tier:
+                continue
+            if node.transfer is None:
+                return node
+            spares.append(node)
+        return None
+
+    def num_given_up(self, tier: Tier) -> int:
+        return len(self._given_up[tier])
+
+    def take_given_up(self, tier: Tier) -> list[int]:
+        """Block ids that the tree has let go since the last call."""
+        ids, self._given_up[tier] = self._given_up[tier], []
+        return ids
+
+    def push(self, node: RadixNode) -> None:
+        """Enter a node that may have become evictable."""
+        tier = node.tier
+        if node.is_evictable_from(tier):
+            self.queues[tier].push(node)
+
+    def forget(self, node: RadixNode) -> None:
+        for queue in self.queues.values():
+            queue.forget(node)
+
+    def _note_spare(self, node: RadixNode, tier: Tier) -> None:
+        spares = self._spares.get(tier)
+        if spares is None or node.tier is tier:
+            return
+        spares.append(node)
+        if len(spares) > max(self.MIN_STALE_SPARES, 2 * self.num_cached[tier]):
+            # What moves up and down often stands here often.
+            live = (spare for spare in spares if spare.parent and spare.ids_in(tier))
+            self._spares[tier] = deque(dict.fromkeys(live))
+
+    def _moved(self, node: RadixNode, before: Tier | None) -> None:
+        """The quickest tier of ``node`` was ``before``: parent, queues and listeners follow."""
+        after = node.tier
+        if after is before:
+            return
+        parent = node.parent
+        if parent is not None:
+            if before is not None:
+                parent.count_child(before, -1)
+            parent.count_child(after, 1)
+            if parent.lock_ref == 0 and parent.parent is not None:
+                self.push(parent)
+        self.push(node)
+        self._tell_stored(node, 0)
+
+    # ------------------------------------------------------------ events
+
+    def take_events(self) -> list[CacheEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def snapshot(self, nodes: Iterable[RadixNode]) -> list[CacheEvent]:
+        """The events that tell a new listener all that is stored; ``nodes`` from the roots down."""
+        events: list[CacheEvent] = [AllBlocksCleared()]
+        for node in nodes:
+            hashes = self._event_hashes(node, 0)
+            if hashes:
+                events.append(BlockStored(node.tier, hashes))
+        return events
+
+    def _tell_stored(self, node: RadixNode, first: int) -> None:
+        if self._event_blocks:
+            hashes = self._event_hashes(node, first)
+            if hashes:
+                self._tell(BlockStored(node.tier, hashes))
+
+    def _tell(self, event: CacheEvent) -> None:
+        if len(self._events) >= MAX_EVENTS:
+            self._events = [AllBlocksCleared()]
+        self._events.append(event)
+
+    def _event_hashes(self, node: RadixNode, first: int) -> bytes:
+        """Hashes of the blocks from index ``first`` of the edge on that end a chunk."""
+        step = self._event_blocks
+        if not step or node.parent is None:
+            return b""
+        offset = -(node.start + 1 + first) % step + first
+        tier = node.tier
+        ids = node.ids_in(tier)
+        assert ids is not None
+        if offset >= len(ids):
+            return b""
+        return self._hashes[tier][ids[offset::step]].tobytes()

@@ -1,0 +1,399 @@
+"""Makes room and moves blocks: what leaves the device, what comes back, what is kept on disk.
+
+Owns the pools of all tiers, the transfer jobs in flight, and the order of things: a copy is demoted
+before it is dropped, a promotion has all its blocks or does not begin, and what a failed one did
+not bring is a miss. The tree says what may go; tensors and files are the executor's. Knows nothing
+of requests. Not thread-safe: owned by the engine thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cache_store.block_hash import HASH_BYTES
+from cache_store.block_pool import BlockPool
+from cache_store.events import Tier
+from cache_store.load_planner import LoadPlan, LoadPlanner
+from cache_store.radix_node import RadixNode, path_of
+from cache_store.radix_tree import RadixTree
+from cache_store.stats import TierCounters
+from cache_store.transfer import (
+    BlockKey,
+    TransferExecutor,
+    TransferJob,
+    TransferOrder,
+    TransferResult,
+)
+from cache_store.unsaved_nodes import UnsavedNodes, can_be_saved
+
+# A tier that refused a copy (a full disk, an I/O error) is left alone for this long.
+REST_AFTER_FAILURE_S = 10.0
+# Blocks kept free on the device while lower tiers can take what has to go: a running answer that
+# needs its next block does not wait for a copy.
+RESERVE_SHARE = 1 / 32
+MAX_RESERVE_BLOCKS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LowerTiers:
+    """The tiers below the device. ``num_blocks`` has an entry for each that exists.
+
+    ``write_blocks``: how many blocks one batch to disk carries at most.
+    """
+
+    num_blocks: Mapping[Tier, int]
+    executor: TransferExecutor
+    planner: LoadPlanner
+    clock: Callable[[], float]
+    write_blocks: int = 64
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Nodes that go from one tier to another in one order."""
+
+    nodes: list[RadixNode] = field(default_factory=list)
+    num_blocks: int = 0
+
+
+class TierManager:
+    def __init__(self, tree: RadixTree, device: BlockPool, lower: LowerTiers | None) -> None:
+        self._tree = tree
+        self._lower = lower
+        self.pools = {Tier.DEVICE: device}
+        if lower is not None:
+            self.pools |= {tier: BlockPool(count) for tier, count in lower.num_blocks.items()}
+        self.counters = {tier: TierCounters() for tier in self.pools}
+        self._jobs: dict[int, TransferJob] = {}
+        self._num_jobs = 0
+        self._num_coming = dict.fromkeys(self.pools, 0)  # blocks that jobs in flight will free
+        self._doomed: list[RadixNode] = []
+        self._unsaved = UnsavedNodes(tree)
+        self._resting_until = dict.fromkeys(self.pools, 0.0)
+        self._reserve = min(int(device.num_blocks * RESERVE_SHARE), MAX_RESERVE_BLOCKS)
+
+    @property
+    def has_transfers(self) -> bool:
+        return bool(self._jobs)
+
+    @property
+    def num_transfers(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def is_room_coming(self) -> bool:
+        """Whether a job in flight frees blocks of some tier, which lets the next one begin."""
+        return any(self._num_coming.values())
+
+    def pinned_nodes(self) -> Iterator[RadixNode]:
+        """The nodes that jobs in flight hold a lock on, once for each."""
+        return (node for job in self._jobs.values() for node in job.targets)
+
+    def arriving_ids(self, tier: Tier) -> list[int]:
+        """Blocks of ``tier`` that jobs in flight are writing to."""
+        jobs = (job for job in self._jobs.values() if job.order.target is tier)
+        return [block_id for job in jobs for ids in job.targets.values() for block_id in ids]
+
+    # ------------------------------------------------------------ room
+
+    def make_room(self, tier: Tier, num_blocks: int, *, takes_spares: bool = True) -> bool:
+        """Whether ``num_blocks`` are free in ``tier`` now; if not, what can be is being freed.
+
+        ``takes_spares``: also at the cost of copies that have a quicker one beside them.
+        """
+        pool, residency = self.pools[tier], self._tree.residency
+        batches: dict[Tier, _Batch] = {}
+        batched = 0
+        while True:
+            num_coming = residency.num_given_up(tier) + self._num_coming[tier] + batched
+            missing = num_blocks - pool.num_free - num_coming
+            if missing <= 0:
+                break
+            # Of the host's copies the spare ones go first, being of use to nobody now; of the
+            # disk's last, being what a restart finds of the sessions in use.
+            if tier is Tier.HOST and takes_spares and self._drop_spare(tier):
+                continue
+            node = residency.queues[tier].pop()
+            if node is None:
+                if tier is Tier.DISK and takes_spares and self._drop_spare(tier):
+                    continue
+                break
+            target = self._resting_place(node, tier, missing)
+            if target is None:
+                self._drop(node, tier, missing)
+            elif node.ids_in(target) is not None:
+                self._tree.split_tail(node, missing)
+                self._tree.drop_copy(node, tier)
+            elif self.pools[target].num_free - _num_batched(batches, target) <= 0:
+                residency.queues[tier].put_back(node)
+                break  # room is being made there first
+            else:
+                batch = batches.setdefault(target, _Batch())
+                room = self.pools[target].num_free - batch.num_blocks
+                self._tree.split_tail(node, min(missing, room))
+                batch.nodes.append(node)
+                batch.num_blocks += node.num_blocks
+                batched += node.num_blocks
+                self._tree.lock(node)  # making room below must not offer it again
+        self.collect()
+        for target, batch in batches.items():
+            self._start(tier, target, batch.nodes, frees_source=True)
+            for node in batch.nodes:
+                self._tree.unlock(node)
+        return pool.num_free >= num_blocks
+
+    def collect(self) -> None:
+        """Free what the tree has given up."""
+        for tier, pool in self.pools.items():
+            ids = self._tree.residency.take_given_up(tier)
+            if ids:
+                if tier is not Tier.DEVICE:
+                    assert self._lower is not None
+                    self._lower.executor.delete(tier, ids)
+                pool.free(ids)
+
+    def _resting_place(self, node: RadixNode, tier: Tier, num_blocks: int) -> Tier | None:
+        """The lower tier that ``node`` is in, or is to be copied to; None if it has to be dropped.
+
+        Room for up to ``num_blocks`` of it is being made there, if there is any to be made.
+        """
+        for place in self.pools:  # the quickest first
+            if not place.is_below(tier) or (place is Tier.DISK and node.num_host_children):
+                continue
+            if node.ids_in(place) is not None or self._can_take(node, place, num_blocks):
+                return place
+        return None
+
+    def _can_take(self, node: RadixNode, tier: Tier, num_blocks: int) -> bool:
+        assert self._lower is not None
+        if self._resting_until[tier] > self._lower.clock():
+            return False
+        # Not for all of a long node: what fits is better there than nowhere.
+        wanted = min(num_blocks, node.num_blocks, max(1, self.pools[tier].num_blocks // 2))
+        return (
+            self.make_room(tier, wanted)
+            or self.pools[tier].num_free > 0
+            or self._num_coming[tier] > 0
+        )
+
+    def _drop_spare(self, tier: Tier) -> bool:
+        node = self._tree.residency.pop_spare(tier)
+        if node is None:
+            return False
+        self._tree.drop_copy(node, tier)
+        return True
+
+    def _drop(self, node: RadixNode, tier: Tier, num_blocks: int) -> None:
+        """Let up to ``num_blocks`` of an evictable node go, and what hangs below it."""
+        counters = self.counters[tier]
+        is_bare = node.children is None and node.host_ids is None and node.disk_ids is None
+        if is_bare and node.num_blocks > num_blocks:
+            self._tree.trim(node, num_blocks)
+            self._tree.residency.queues[tier].put_back(node)
+            counters.dropped += num_blocks
+            return
+        self._tree.split_tail(node, num_blocks)
+        counters.dropped += self._tree.drop(node)
+
+    # ------------------------------------------------------------ transfers
+
+    def plan(self, num_host_blocks: int, num_disk_blocks: int) -> LoadPlan:
+        """Whether a hit in the lower tiers is worth its loading; counted."""
+        assert self._lower is not None, "a hit in a tier that does not exist"
+        plan = self._lower.planner.plan(num_host_blocks, num_disk_blocks)
+        tier = Tier.DISK if num_disk_blocks else Tier.HOST
+        counters = self.counters[tier]
+        if tier.is_below(plan.lowest):
+            counters.recomputes += 1
+        else:
+            counters.loads += 1
+        counters.load_s += plan.load_s
+        counters.recompute_s += plan.recompute_s
+        return plan
+
+    def promote(self, nodes: Sequence[RadixNode]) -> list[TransferJob]:
+        """Bring nodes of lower tiers, parents first, to the device, whose pool has the room."""
+        jobs = []
+        for tier in (Tier.HOST, Tier.DISK):
+            group = [node for node in nodes if node.tier is tier]
+            if group:
+                jobs.append(self._start(tier, Tier.DEVICE, group, frees_source=False))
+        return jobs
+
+    def demote(self, nodes: Sequence[RadixNode]) -> int:
+        """Take nodes off the device, leaves first, those that have a place below it; how many
+        blocks leave, now or when their copies are made."""
+        num_blocks = 0
+        batches: dict[Tier, list[RadixNode]] = {}
+        for node in nodes:
+            target = self._resting_place(node, Tier.DEVICE, node.num_blocks)
+            if target is None:
+                break
+            if node.ids_in(target) is not None:
+                if not node.is_evictable_from(Tier.DEVICE):
+                    break
+                self._tree.drop_copy(node, Tier.DEVICE)
+            elif self.pools[target].num_free >= node.num_blocks + sum(
+                other.num_blocks for other in batches.get(target, ())
+            ):
+                batches.setdefault(target, []).append(node)
+            else:
+                break
+            num_blocks += node.num_blocks
+        for target, group in batches.items():
+            self._start(Tier.DEVICE, target, group, frees_source=True)
+        self.collect()
+        return num_blocks
+
+    def _start(
+        self, source: Tier, target: Tier, nodes: Sequence[RadixNode], *, frees_source: bool
+    ) -> TransferJob:
+        assert self._lower is not None
+        count = sum(node.num_blocks for node in nodes)
+        target_ids = self.pools[target].allocate(count)
+        has_keys = Tier.DISK in (source, target)
+        source_ids: list[int] = []
+        targets: dict[RadixNode, array[int]] = {}
+        keys: list[BlockKey] = []
+        for node in nodes:
+            ids = node.ids_in(source)
+            assert ids is not None
+            assert node.transfer is None, "a node is in one transfer at a time"
+            targets[node] = array("i", target_ids[len(source_ids) : len(source_ids) + len(ids)])
+            source_ids.extend(ids)
+            if has_keys:
+                keys.extend(self._keys(node))
+        self._num_jobs += 1
+        order = TransferOrder(self._num_jobs, source, target, source_ids, target_ids, keys)
+        job = self._jobs[order.number] = TransferJob(order, targets, frees_source)
+        for node in nodes:
+            node.transfer = job
+            self._tree.lock(node)
+        if frees_source:
+            self._num_coming[source] += count
+        self._lower.executor.submit(order)
+        return job
+
+    def _keys(self, node: RadixNode) -> Iterator[BlockKey]:
+        top = path_of(node)[0].parent
+        assert top is not None
+        root_hash = self._tree.end_hash(top)
+        assert node.parent is not None
+        parent_hash = self._tree.end_hash(node.parent)
+        hashes = self._tree.residency.hashes_of(node)
+        step = self._tree.block_bytes
+        for index in range(node.num_blocks):
+            block_hash = hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
+            tokens = bytes(node.tokens[index * step : (index + 1) * step])
+            yield BlockKey(root_hash, parent_hash, block_hash, tokens)
+            parent_hash = block_hash
+
+    # ------------------------------------------------------------ between steps
+
+    def advance(self) -> None:
+        """Take what has arrived, keep a reserve free, and save what is not on disk yet."""
+        if self._lower is None:
+            return
+        for result in self._lower.executor.take_results():
+            self._finish(self._jobs.pop(result.number), result)
+        self.sweep()
+        if self.pools[Tier.DEVICE].num_free < self._reserve:
+            self.make_room(Tier.DEVICE, self._reserve)
+        self._save_idle()
+        self.collect()
+
+    def _finish(self, job: TransferJob, result: TransferResult) -> None:
+        order = job.order
+        job.is_pending = False
+        if job.frees_source:
+            self._num_coming[order.source] -= len(order.source_ids)
+        counters = self.counters[order.source if order.target is Tier.DEVICE else order.target]
+        if order.target is Tier.DEVICE:
+            counters.promoted += result.num_done
+            assert self._lower is not None
+            self._lower.planner.record(order.source, result.num_done, result.seconds)
+        else:
+            counters.stored += result.num_done
+        counters.failed += len(order.source_ids) - result.num_done
+        left = result.num_done
+        arrived = []
+        for node, ids in job.targets.items():
+            if left >= len(ids):
+                left -= len(ids)
+                node.transfer = None
+                self._tree.add_copy(node, order.target, ids)
+                arrived.append(node)
+            else:
+                left = 0
+                self._fail(job, node, ids)
+            self._tree.unlock(node)
+        if job.frees_source:
+            for node in arrived:  # victims came leaves first
+                if node.is_evictable_from(order.source):
+                    self._tree.drop_copy(node, order.source)
+
+    def _fail(self, job: TransferJob, node: RadixNode, ids: array[int]) -> None:
+        order = job.order
+        self._release_targets(order.target, ids)
+        if order.target is Tier.DEVICE:
+            # Its bytes are lost: it is a miss as soon as nobody holds it. Until then its transfer
+            # stands, which keeps others from loading it again.
+            job.has_failed = True
+            self._doomed.append(node)
+            return
+        node.transfer = None
+        assert self._lower is not None
+        self._resting_until[order.target] = self._lower.clock() + REST_AFTER_FAILURE_S
+
+    def _release_targets(self, tier: Tier, ids: array[int]) -> None:
+        if tier is not Tier.DEVICE:
+            assert self._lower is not None
+            self._lower.executor.delete(tier, ids)
+        self.pools[tier].free(ids)
+
+    def sweep(self) -> None:
+        """Drop what could not be loaded, and all below it, as far as no request holds it."""
+        if self._doomed:
+            held = []
+            for node in self._doomed:
+                if node.parent is not None and node.lock_ref == 0:
+                    self._tree.drop(node)
+                elif node.parent is not None:
+                    held.append(node)
+            self._doomed = held
+            self.collect()
+
+    # ------------------------------------------------------------ write-behind
+
+    def save_later(self, node: RadixNode) -> None:
+        """The path to ``node`` is to be on disk, too, when there is time."""
+        if Tier.DISK in self.pools:
+            self._unsaved.add(node)
+
+    def _save_idle(self) -> None:
+        """Begin the next batch to disk, if none is on its way there."""
+        if not self._unsaved or any(j.order.target is Tier.DISK for j in self._jobs.values()):
+            return
+        assert self._lower is not None
+        if self._resting_until[Tier.DISK] > self._lower.clock():
+            return
+        batch = self._unsaved.next_batch(self._lower.write_blocks)
+        self.make_room(Tier.DISK, sum(n.num_blocks for n in batch), takes_spares=False)
+        room = self.pools[Tier.DISK].num_free
+        nodes: list[RadixNode] = []
+        for node in batch:
+            # Making room may have moved or dropped some of them.
+            if can_be_saved(node, batch[0].tier) and node.num_blocks <= room:
+                nodes.append(node)
+                room -= node.num_blocks
+        if nodes:
+            self._start(nodes[0].tier, Tier.DISK, nodes, frees_source=False)
+        elif batch:
+            self._unsaved.clear()  # the disk is full of what is in use; what is used again returns
+
+
+def _num_batched(batches: Mapping[Tier, _Batch], tier: Tier) -> int:
+    batch = batches.get(tier)
+    return 0 if batch is None else batch.num_blocks

@@ -1,0 +1,135 @@
+"""How the keys and values of a block are coded below the device.
+
+Owns the two codings: the exact bytes, and int8 with one scale for each token and head, which is
+close and not equal. Knows nothing of where payloads are kept.
+
+A payload is K and then V, each (layers, kv_heads, block_size, head_dim) in C order; the int8 coding
+puts its scales, float32 (2, layers, kv_heads, block_size), after the numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_store.block import KVCacheSpec
+
+Payload = NDArray[np.uint8]  # 1-D
+
+CODEC_NAMES = ("exact", "int8")
+_SCALE_BYTES = 4
+_INT8_MAX = 127.0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """The device's own numbers as bytes: each (layers, kv_heads, block_size, head bytes), not
+    necessarily contiguous."""
+
+    keys: NDArray[np.uint8]
+    values: NDArray[np.uint8]
+
+
+class BlockCodec(Protocol):
+    """``payload_bytes`` per block."""
+
+    name: str
+    payload_bytes: int
+
+    def encode(self, block: BlockView, payload: Payload) -> None: ...
+
+    def decode(self, payload: Payload, block: BlockView) -> None: ...
+
+    def clear_rows(self, payload: Payload, num_rows: int) -> None:
+        """Zero the rows from ``num_rows`` on: they were never written by who stores the block."""
+        ...
+
+
+def make_codec(name: str, spec: KVCacheSpec) -> BlockCodec:
+    """Raises ValueError for a name that is not in CODEC_NAMES."""
+    if name == "exact":
+        return ExactCodec(spec)
+    if name == "int8":
+        return Int8Codec(spec)
+    raise ValueError(f"{name!r} is none of {', '.join(CODEC_NAMES)}")
+
+
+def part_shape(spec: KVCacheSpec) -> tuple[int, int, int, int]:
+    """Of the bytes of a block's keys, and of its values."""
+    head_bytes = spec.head_dim * spec.bytes_per_element
+    return (spec.num_layers, spec.num_kv_heads, spec.block_size, head_bytes)
+
+
+class ExactCodec:
+    def __init__(self, spec: KVCacheSpec) -> None:
+        self.name = f"exact:{spec.dtype}"
+        self.payload_bytes = spec.bytes_per_block
+        self._shape = (2, *part_shape(spec))
+
+    def encode(self, block: BlockView, payload: Payload) -> None:
+        keys, values = payload.reshape(self._shape)
+        np.copyto(keys, block.keys)
+        np.copyto(values, block.values)
+
+    def decode(self, payload: Payload, block: BlockView) -> None:
+        keys, values = payload.reshape(self._shape)
+        np.copyto(block.keys, keys)
+        np.copyto(block.values, values)
+
+    def clear_rows(self, payload: Payload, num_rows: int) -> None:
+        payload.reshape(self._shape)[:, :, :, num_rows:] = 0
+
+
+class Int8Codec:
+    """Absolute maximum of each head's vector to 127; the error is at most half a step of that."""
+
+    def __init__(self, spec: KVCacheSpec) -> None:
+        self.name = "int8"
+        self._spec = spec
+        self._rows = (2, *part_shape(spec)[:-1])
+        self._num_numbers = int(np.prod(self._rows)) * spec.head_dim
+        self.payload_bytes = self._num_numbers + int(np.prod(self._rows)) * _SCALE_BYTES
+
+    def encode(self, block: BlockView, payload: Payload) -> None:
+        for part, numbers, scales in zip(
+            (block.keys, block.values), *self._parts(payload), strict=True
+        ):
+            values = self._to_float(part)
+            np.max(np.abs(values), axis=-1, out=scales)
+            scales /= _INT8_MAX
+            steps = np.where(scales == 0.0, np.float32(1.0), scales)[..., None]
+            np.copyto(numbers, np.rint(values / steps).astype(np.int8))
+
+    def decode(self, payload: Payload, block: BlockView) -> None:
+        for part, numbers, scales in zip(
+            (block.keys, block.values), *self._parts(payload), strict=True
+        ):
+            self._from_float(numbers.astype(np.float32) * scales[..., None], part)
+
+    def clear_rows(self, payload: Payload, num_rows: int) -> None:
+        for part in self._parts(payload):
+            part[:, :, :, num_rows:] = 0
+
+    def _parts(self, payload: Payload) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+        numbers = payload[: self._num_numbers].view(np.int8)
+        scales = payload[self._num_numbers :].view(np.float32)
+        return numbers.reshape(*self._rows, self._spec.head_dim), scales.reshape(self._rows)
+
+    def _to_float(self, block: NDArray[np.uint8]) -> NDArray[np.float32]:
+        block = np.ascontiguousarray(block)
+        if self._spec.dtype == "bfloat16":  # the upper half of a float32, which numpy lacks
+            return (block.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        numbers: NDArray[Any] = block.view(np.dtype(self._spec.dtype))
+        return numbers.astype(np.float32)
+
+    def _from_float(self, values: NDArray[np.float32], block: NDArray[np.uint8]) -> None:
+        if self._spec.dtype == "bfloat16":
+            bits = np.ascontiguousarray(values).view(np.uint32)
+            rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+            np.copyto(block, rounded.view(np.uint8))
+        else:
+            numbers = values.astype(np.dtype(self._spec.dtype))
+            np.copyto(block, numbers.view(np.uint8))
