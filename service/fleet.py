@@ -1,8 +1,8 @@
 """The workers of a gateway as a group: who joins and leaves, and which of them holds a prompt.
 
 Owns the parts that bind the registry to the metadata store: discovery of workers that announce
-themselves, the way of their cache events into the store, and the look-up of prompts there. A gateway
-whose one worker is its own child needs none of them, and they are off. Knows nothing of requests.
+themselves, the way of their cache events into the store, and the look-up of prompts there. They
+are off in a gateway whose one worker is its own child. Knows nothing of requests.
 """
 
 from __future__ import annotations
