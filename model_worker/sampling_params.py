@@ -19,7 +19,8 @@ MIN_TEMPERATURE = 1e-5
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling parameters of one request, checked by :meth:`violation`.
 
-    ``temperature`` below MIN_TEMPERATURE is greedy. ``top_k`` 0 keeps the whole vocabulary.
+    ``max_tokens`` 0 only computes the KV of the prompt. ``temperature`` below MIN_TEMPERATURE is
+    greedy. ``top_k`` 0 keeps the whole vocabulary.
     ``seed`` None lets the worker draw one. Penalties follow OpenAI's definitions;
     ``repetition_penalty`` is the multiplicative one of CTRL (Keskar et al., 2019) over prompt and
     output tokens.
@@ -59,8 +60,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return "top_p", "must be greater than 0"
         if self.repetition_penalty == 0.0:
             return "repetition_penalty", "must be greater than 0"
-        if self.max_tokens < 1:
-            return "max_tokens", "must be at least 1"
+        if self.max_tokens < 0:
+            return "max_tokens", "must be at least 0"
         if self.top_k < 0:
             return "top_k", "must be 0 (off) or more"
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:

@@ -77,10 +77,15 @@ class Answer:
         self._prefixes = prefixes or [""] * len(events)
 
     async def whole(self) -> bytes:
+        usage = await self.usage()
+        return self._shape.whole(self._choices, usage)
+
+    async def usage(self) -> Usage:
+        """Wait for the end, for those who want no text."""
         async with contextlib.aclosing(self._merged()) as merged:
             async for index, event in merged:
                 self._take(index, event)
-        return self._shape.whole(self._choices, self._usage())
+        return self._usage()
 
     async def chunks(
         self, *, has_usage: bool = False, has_continuous_usage: bool = False
@@ -160,11 +165,19 @@ async def _merged(sources: Sequence[Events]) -> AsyncGenerator[tuple[int, TextEv
 
 
 class ChatShape:
-    """``chat.completion`` and its chunks. ``is_usage_null`` puts ``usage: null`` into chunks."""
+    """``chat.completion`` and its chunks. ``is_usage_null`` puts ``usage: null`` into chunks.
+    ``history`` is said of a session's answer."""
 
-    def __init__(self, identity: AnswerIdentity, *, is_usage_null: bool = False) -> None:
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        *,
+        is_usage_null: bool = False,
+        history: str | UnsetType = UNSET,
+    ) -> None:
         self._identity = identity
         self._no_usage = None if is_usage_null else UNSET
+        self._history = history
 
     def opening(self, index: int, usage: Usage | None) -> bytes | None:
         return self._chunk(
@@ -179,10 +192,10 @@ class ChatShape:
         self, index: int, reason: str, stop_reason: str | int | None, usage: Usage | None
     ) -> bytes:
         choice = responses.ChatChunkChoice(index, responses.Delta(), reason, stop_reason)
-        return self._chunk((choice,), usage)
+        return self._chunk((choice,), usage, is_last=True)
 
     def final_usage(self, usage: Usage) -> bytes:
-        return self._chunk((), usage)
+        return self._chunk((), usage, is_last=True)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         me = self._identity
@@ -196,14 +209,28 @@ class ChatShape:
             for index, choice in enumerate(choices)
         )
         return responses.encode(
-            responses.ChatCompletion(me.id, me.created, me.model, written, usage, me.fingerprint)
+            responses.ChatCompletion(
+                me.id, me.created, me.model, written, usage, me.fingerprint, self._history
+            )
         )
 
-    def _chunk(self, choices: tuple[responses.ChatChunkChoice, ...], usage: Usage | None) -> bytes:
+    def _chunk(
+        self,
+        choices: tuple[responses.ChatChunkChoice, ...],
+        usage: Usage | None,
+        *,
+        is_last: bool = False,
+    ) -> bytes:
         me = self._identity
         return responses.encode(
             responses.ChatChunk(
-                me.id, me.created, me.model, choices, me.fingerprint, usage or self._no_usage
+                me.id,
+                me.created,
+                me.model,
+                choices,
+                me.fingerprint,
+                usage or self._no_usage,
+                self._history if is_last else UNSET,
             )
         )
 
@@ -211,9 +238,16 @@ class ChatShape:
 class CompletionShape:
     """``text_completion``, whole and in chunks."""
 
-    def __init__(self, identity: AnswerIdentity, *, is_usage_null: bool = False) -> None:
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        *,
+        is_usage_null: bool = False,
+        history: str | UnsetType = UNSET,
+    ) -> None:
         self._identity = identity
         self._no_usage = None if is_usage_null else UNSET
+        self._history = history
 
     def opening(self, index: int, usage: Usage | None) -> bytes | None:
         return None
@@ -225,10 +259,10 @@ class CompletionShape:
         self, index: int, reason: str, stop_reason: str | int | None, usage: Usage | None
     ) -> bytes:
         choice = responses.CompletionChoice(index, "", reason, stop_reason)
-        return self._body((choice,), usage or self._no_usage)
+        return self._body((choice,), usage or self._no_usage, is_last=True)
 
     def final_usage(self, usage: Usage) -> bytes:
-        return self._body((), usage)
+        return self._body((), usage, is_last=True)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         written = tuple(
@@ -237,14 +271,19 @@ class CompletionShape:
             )
             for index, choice in enumerate(choices)
         )
-        return self._body(written, usage)
+        return self._body(written, usage, is_last=True)
 
     def _body(
         self,
         choices: tuple[responses.CompletionChoice, ...],
         usage: Usage | UnsetType | None,
+        *,
+        is_last: bool = False,
     ) -> bytes:
         me = self._identity
+        history = self._history if is_last else UNSET
         return responses.encode(
-            responses.Completion(me.id, me.created, me.model, choices, me.fingerprint, usage)
+            responses.Completion(
+                me.id, me.created, me.model, choices, me.fingerprint, usage, history
+            )
         )

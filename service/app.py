@@ -22,13 +22,28 @@ from service.errors import GatewayError, InvalidRequest, error_from_status, erro
 from service.gateway import Gateway
 from service.metadata import make_metadata_store
 from service.request_context import RequestContextMiddleware
-from service.routes import admin, chat, completions, dashboard, health, metrics, models
+from service.routes import (
+    admin,
+    cache,
+    chat,
+    completions,
+    dashboard,
+    health,
+    metrics,
+    models,
+    sessions,
+)
 from service.security import SecurityMiddleware
 from service.workers.registry import WorkerRegistry
 
 __all__ = ["create_app", "gateway_in", "uvicorn_config"]
 
 KEEPALIVE_SECONDS = 15.0
+# /dashboard/data stands before /dashboard/{name}.
+_ROUTES = (
+    *(chat, completions, models, sessions, cache),
+    *(health, metrics, admin, dashboard),
+)
 
 
 def create_app(
@@ -67,8 +82,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.gateway = gateway
-    # /dashboard/data stands before /dashboard/{name}.
-    for routes in (chat, completions, models, health, metrics, admin, dashboard):
+    for routes in _ROUTES:
         app.include_router(routes.router)
     return app
 

@@ -59,6 +59,8 @@ class GatewayConfig:
     link_secret_file: str | None = None
     redis_url: str | None = field(default=None, repr=False)  # may hold a password
     encryption_key_file: str | None = None
+    session_ttl: float = 86_400.0
+    session_idle_timeout: float = 60.0
     sessions_dir: str | None = None  # where embedded metadata keeps sessions; None: nowhere
     log_level: str = "info"
 
@@ -118,6 +120,8 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
         link_secret_file=_secret_file(values, values.get("worker", ())),
         redis_url=_redis_url(values["redis_url"]),
         encryption_key_file=_text(values["encryption_key_file"]),
+        session_ttl=values["session_ttl"],
+        session_idle_timeout=values["session_idle_timeout"],
         sessions_dir=_sessions_dir(values),
         log_level=values["log_level"],
     )

@@ -15,6 +15,7 @@ from model_worker.protocol import ErrorCode, RequestError
 __all__ = [
     "AuthenticationFailed",
     "BodyTooLarge",
+    "Conflict",
     "ContextLengthExceeded",
     "GatewayError",
     "InternalError",
@@ -98,6 +99,10 @@ class NotFound(GatewayError):
 
 class ModelNotFound(NotFound):
     code = "model_not_found"
+
+
+class Conflict(GatewayError):
+    status, type, code = 409, "invalid_request_error", "conflict"
 
 
 class BodyTooLarge(GatewayError):

@@ -24,6 +24,9 @@ from service.metadata_metrics import MetadataCollector
 from service.metrics import GatewayMetrics, QueueReading, WorkerReading
 from service.request_gate import RequestGate
 from service.served_model import ServedModel
+from service.sessions.book import SessionLimits
+from service.sessions.identity import DEFAULT_TENANT, tenant_of_key
+from service.sessions.sessions import Sessions
 from service.tokenizer import ModelTokenizer, TokenizerError
 from service.workers.base import WorkerNotReadyError
 from service.workers.registry import WorkerRegistry
@@ -58,12 +61,21 @@ class Gateway:
         self.generator = Generator(registry.ready_workers, self.metrics, self._fleet.locate)
         reasons = self.generator.routing.reasons
         self.metrics.registry.register(self._fleet.collector(reasons))
+        self.sessions = Sessions(
+            metadata,
+            SessionLimits(ttl=config.session_ttl, idle_timeout=config.session_idle_timeout),
+            self.metrics.sessions,
+            lambda: registry.workers,
+            _tenants(config),
+            time.time,
+        )
         self._served: ServedModel | None = None
         self._failure = ""
         self._adoption: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self.metadata.start()
+        self.sessions.start()
         await self.registry.start()
         self._fleet.start()
         self._adoption = asyncio.create_task(self._adopt_model())
@@ -72,6 +84,7 @@ class Gateway:
         if self._adoption is not None:
             self._adoption.cancel()
             await asyncio.gather(self._adoption, return_exceptions=True)
+        await self.sessions.close()
         await self._fleet.close()
         await self.registry.close()
         await self.metadata.close()
@@ -108,15 +121,24 @@ class Gateway:
     def model(self, name: str) -> ServedModel:
         """The model served under ``name``. Raises Unavailable or ModelNotFound."""
         self.gate.check_open()
-        if self._served is None:
-            raise Unavailable(f"Not ready: {self.unready_reason}.", code="not_ready", retry_after=5)
-        if name not in self._served.names:
+        served = self.served_model()
+        if name not in served.names:
             shown = name if len(name) <= 64 else name[:64] + "..."
             raise ModelNotFound(
-                f"The model '{shown}' is not served here; served: {', '.join(self._served.names)}.",
+                f"The model '{shown}' is not served here; served: {', '.join(served.names)}.",
                 param="model",
             )
+        return served
+
+    def served_model(self) -> ServedModel:
+        """The one that there is. Raises Unavailable."""
+        if self._served is None:
+            raise Unavailable(f"Not ready: {self.unready_reason}.", code="not_ready", retry_after=5)
         return self._served
+
+    def default_model(self) -> str:
+        """The name to take where none is asked for. Raises Unavailable."""
+        return self.served_model().names[0]
 
     async def _adopt_model(self) -> None:
         """Load the tokenizer of the first worker that is ready; the registry holds to its card."""
@@ -150,6 +172,11 @@ class Gateway:
 
     def _read_queue(self) -> QueueReading:
         return QueueReading(self.gate.num_queued, self.gate.num_in_flight)
+
+
+def _tenants(config: GatewayConfig) -> list[str]:
+    keys = (*config.api_keys, *config.admin_keys)
+    return [tenant_of_key(key) for key in keys] or [DEFAULT_TENANT]
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -18,6 +18,10 @@ from service.config import ConfigError, GatewayConfig
 
 __all__ = ["make_metadata_store"]
 
+# Beyond what sessions allow themselves (service.sessions.book): they give up in a better order.
+_MAX_SESSIONS = 250_000
+_MAX_SESSION_BYTES = 512 * 2**20
+
 
 def make_metadata_store(config: GatewayConfig) -> MetadataStore:
     """Not started yet. Raises ConfigError for a key file that cannot be used."""
@@ -30,4 +34,8 @@ def make_metadata_store(config: GatewayConfig) -> MetadataStore:
         link = RedisLink(config.redis_url)
         return ResilientMetadataStore(RedisMetadataStore(link, cipher=cipher))
     folder = config.sessions_dir
-    return MemoryMetadataStore(file=None if folder is None else SessionFile(Path(folder), cipher))
+    return MemoryMetadataStore(
+        file=None if folder is None else SessionFile(Path(folder), cipher),
+        max_sessions=_MAX_SESSIONS,
+        max_session_bytes=_MAX_SESSION_BYTES,
+    )

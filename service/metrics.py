@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from model_worker.protocol import WorkerStats
 from service.recent import RecentSamples
+from service.sessions.metrics import SessionMetrics
 
 __all__ = ["CONTENT_TYPE", "GatewayMetrics", "RequestRecorder", "WorkerReading"]
 
@@ -100,6 +101,7 @@ class GatewayMetrics:
         )
         for outcome in ("stop", "length", "abort", "error"):
             self._requests.labels(outcome)
+        self.sessions = SessionMetrics(self.registry)
         self.registry.register(_LiveCollector(workers, queue))
 
     def record(self, num_prompt_tokens: int, received_at: float) -> RequestRecorder:

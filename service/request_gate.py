@@ -31,7 +31,7 @@ class Ticket:
         self.started()
         if self._is_open:
             self._is_open = False
-            self._gate._leave()
+            self._gate._leave(self)
 
 
 class RequestGate:
@@ -44,6 +44,8 @@ class RequestGate:
         self._is_draining = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
+        self._open: dict[Ticket, None] = {}
+        self._has_left = asyncio.Event()
 
     @property
     def num_queued(self) -> int:
@@ -73,7 +75,22 @@ class RequestGate:
         self._num_queued += num_requests
         self._num_in_flight += num_requests
         self._is_idle.clear()
-        return [Ticket(self) for _ in range(num_requests)]
+        tickets = [Ticket(self) for _ in range(num_requests)]
+        self._open.update(dict.fromkeys(tickets))
+        return tickets
+
+    async def wait_for_present(self, timeout: float) -> bool:
+        """Whether all requests that are in flight now ended within ``timeout`` seconds; others
+        are let in meanwhile."""
+        present = set(self._open)
+        try:
+            async with asyncio.timeout(timeout):
+                while not present.isdisjoint(self._open):
+                    self._has_left.clear()
+                    await self._has_left.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def drain(self, timeout: float) -> bool:
         """Let nothing in from now on; whether all requests ended within ``timeout`` seconds."""
@@ -88,7 +105,9 @@ class RequestGate:
     def _leave_queue(self) -> None:
         self._num_queued -= 1
 
-    def _leave(self) -> None:
+    def _leave(self, ticket: Ticket) -> None:
         self._num_in_flight -= 1
+        self._open.pop(ticket, None)
+        self._has_left.set()
         if self._num_in_flight == 0:
             self._is_idle.set()

@@ -26,6 +26,7 @@ from service.errors import (
     UnsupportedMediaType,
     error_response,
 )
+from service.sessions.identity import DEFAULT_TENANT, tenant_of_key
 
 __all__ = ["KeyRing", "SecurityMiddleware", "read_body"]
 
@@ -51,11 +52,13 @@ class KeyRing:
     def is_empty(self) -> bool:
         return not (self.api or self.admin)
 
-    def check(self, headers: Headers, *, needs_admin: bool) -> None:
-        """Raises AuthenticationFailed or PermissionDenied. An empty ring lets everyone in."""
+    def check(self, headers: Headers, *, needs_admin: bool) -> str:
+        """The tenant that the key stands for. Raises AuthenticationFailed or PermissionDenied.
+        An empty ring lets everyone in, as one tenant."""
         if self.is_empty:
-            return
-        given = _digest(_key_of(headers))
+            return DEFAULT_TENANT
+        key = _key_of(headers)
+        given = _digest(key)
         is_admin = _is_among(given, self.admin)
         is_known = _is_among(given, self.api) or is_admin
         if not is_known:
@@ -64,6 +67,7 @@ class KeyRing:
             )
         if needs_admin and not is_admin:
             raise PermissionDenied("This needs an admin key.", code="admin_key_required")
+        return tenant_of_key(key)
 
 
 class SecurityMiddleware:
@@ -83,22 +87,27 @@ class SecurityMiddleware:
             await self._app(scope, receive, send)
             return
         try:
-            self._check(scope["method"], scope["path"], Headers(scope=scope))
+            tenant = self._check(scope["method"], scope["path"], Headers(scope=scope))
         except GatewayError as error:
             await error_response(error)(scope, receive, send)
             return
+        scope["headstart_tenant"] = tenant
         await self._app(scope, receive, send)
 
-    def _check(self, method: str, path: str, headers: Headers) -> None:
+    def _check(self, method: str, path: str, headers: Headers) -> str:
+        """The tenant."""
         self._check_host(headers)
+        tenant = DEFAULT_TENANT
         if self._needs_key(path):
-            self._keys.check(headers, needs_admin=path in _ADMIN_PATHS)
-        # An operator's POST may come without a body; everything else must say that it is JSON.
+            tenant = self._keys.check(headers, needs_admin=path in _ADMIN_PATHS)
+        # Some POSTs may come without a body; everything else must say that it is JSON.
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        if method == "POST" and (has_body or path not in _ADMIN_PATHS):
+        may_be_empty = path in _ADMIN_PATHS or path.startswith("/v1/sessions")
+        if method == "POST" and (has_body or not may_be_empty):
             media_type = headers.get("content-type", "").split(";")[0].strip().lower()
             if media_type != "application/json":
                 raise UnsupportedMediaType("The Content-Type of a POST must be application/json.")
+        return tenant
 
     def _check_host(self, headers: Headers) -> None:
         host = headers.get("host", "").lower()
@@ -120,7 +129,7 @@ class SecurityMiddleware:
         return not (is_asset or path in _OPEN_PATHS)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, *, may_be_empty: bool = False) -> bytes:
     """The whole body, of at most ``limit`` bytes whether its length was announced or not.
 
     A larger one is read on and thrown away for a while, so that the client, which is still
@@ -149,7 +158,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         assert is_too_large
     if is_too_large:
         raise BodyTooLarge(f"The body is larger than the limit of {limit} bytes.")
-    if not size:
+    if not size and not may_be_empty:
         raise InvalidRequest("The body is empty; it must be a JSON object.", code="invalid_json")
     return b"".join(chunks)
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from model_worker.protocol import ModelCard
 from service.errors import ContextLengthExceeded, InvalidRequest
 from service.schemas.chat import Message
+from service.sessions.turn import ModelView, Turn
 from service.tokenizer import ModelTokenizer
 
 __all__ = ["ServedModel"]
@@ -43,23 +44,34 @@ class ServedModel:
     def system_fingerprint(self) -> str:
         return f"fp_{self.card.fingerprint[:12]}"
 
-    async def encode_chat(self, messages: Sequence[Message]) -> NDArray[np.int32]:
-        """Raises InvalidRequest if the template cannot express it, or if it is too long."""
+    @property
+    def view(self) -> ModelView:
+        return ModelView(self.card.fingerprint, self.card.block_size, self.tokenizer)
+
+    async def encode_chat(
+        self, messages: Sequence[Message], turn: Turn | None = None
+    ) -> NDArray[np.int32]:
+        """``turn`` is the session's, which knows some of the ids already.
+
+        Raises InvalidRequest if the template cannot express it, or if it is too long.
+        """
 
         def work() -> NDArray[np.int32]:
             text = self.tokenizer.chat_template.apply(messages)
             # The template writes the special tokens that belong there.
-            return self.tokenizer.encode(text, add_special_tokens=False)
+            return self._ids_of(text, False, turn)
 
         return self._fitting(await self._in_thread(work), "messages")
 
-    async def encode_text(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
+    async def encode_text(
+        self, text: str, *, add_special_tokens: bool, turn: Turn | None = None
+    ) -> NDArray[np.int32]:
         def work() -> NDArray[np.int32]:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return self._ids_of(text, add_special_tokens, turn)
 
         return self._fitting(await self._in_thread(work), "prompt")
 
-    def check_ids(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
+    def check_ids(self, token_ids: Sequence[int], turn: Turn | None = None) -> NDArray[np.int32]:
         """Ids that the client tokenized itself. Raises InvalidRequest."""
         # Too many are refused before they are looked at one by one.
         self._check_length(len(token_ids), "prompt")
@@ -70,12 +82,18 @@ class ServedModel:
                     f"prompt: token id {token_id} is outside the vocabulary of {size}.",
                     param="prompt",
                 )
-        return np.asarray(token_ids, dtype=np.int32)
+        ids = np.asarray(token_ids, dtype=np.int32)
+        return ids if turn is None else turn.ids_of_ids(ids)
 
     def max_tokens(self, requested: int | None, num_prompt_tokens: int) -> int:
         """As requested, but never past the end of the context; None asks for all the rest."""
         rest = self.card.max_model_len - num_prompt_tokens
         return rest if requested is None else min(requested, rest)
+
+    def _ids_of(self, text: str, add_special_tokens: bool, turn: Turn | None) -> NDArray[np.int32]:
+        if turn is not None:
+            return turn.ids_of_text(text, add_special_tokens=add_special_tokens)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -143,6 +143,23 @@ _GATEWAY_SETTINGS = (
         "SECONDS",
     ),
     Setting(
+        "session_ttl",
+        kinds.number(1.0),
+        86_400.0,
+        "Seconds without a request after which a session is over, unless it was created with "
+        "another time.",
+        _GATEWAY,
+        "SECONDS",
+    ),
+    Setting(
+        "session_idle_timeout",
+        kinds.number(0.0),
+        60.0,
+        "Seconds without a request after which a session's blocks leave the device.",
+        _GATEWAY,
+        "SECONDS",
+    ),
+    Setting(
         "worker",
         kinds.endpoint,
         (),

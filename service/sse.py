@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -43,7 +43,7 @@ class EventStream(Response):
     The headers wait for the first event, for at most ``patience`` seconds: a request that is
     refused at once is answered with its own status. Later failures become an error event.
     ``keepalive`` seconds without an event bring a comment. A client that leaves cancels
-    ``events``. ``on_end`` is called however it ends.
+    ``events``. ``on_end`` is called however it ends. ``headers`` are sent beside its own.
     """
 
     def __init__(
@@ -53,8 +53,11 @@ class EventStream(Response):
         keepalive: float,
         patience: float = 1.0,
         on_end: Callable[[], None] = lambda: None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(media_type="text/event-stream")
+        own = {name.lower().encode(): text.encode() for name, text in (headers or {}).items()}
+        self._sent_headers = [*_HEADERS, *own.items()]
         self._events = events
         self._keepalive = keepalive
         self._patience = min(patience, keepalive)
@@ -111,7 +114,9 @@ class EventStream(Response):
         if not self._is_started:
             self._is_started = True
             self._last_sent = asyncio.get_running_loop().time()
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": self._sent_headers}
+            )
 
     async def _send(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
         if not self._is_started:

@@ -22,7 +22,7 @@ from model_worker.sampling_params import SamplingParams
         ("presence_penalty", 2.5),
         ("frequency_penalty", -2.5),
         ("repetition_penalty", 0.0),
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("top_k", -1),
         ("seed", 2**63),
         ("stop_token_ids", (100,)),

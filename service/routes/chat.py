@@ -6,10 +6,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.answers import ChatShape
-from service.gateway import gateway_of
-from service.routes.answering import Prompt, answer
-from service.schemas.chat import parse_chat_request
+from service.gateway import Gateway, gateway_of
+from service.routes.answering import Generation, Prompt, answer
+from service.schemas.chat import ChatRequest, parse_chat_request
 from service.security import read_body
+from service.sessions.turn import Turn
+
+__all__ = ["chat_generation", "router"]
 
 router = APIRouter()
 
@@ -20,17 +23,21 @@ async def chat_completions(request: Request) -> Response:
     content = await read_body(request, gateway.config.max_body_size)
     received_at = gateway.metrics.clock()
     body = parse_chat_request(content)
+    return await answer(request, chat_generation(gateway, body, received_at))
+
+
+def chat_generation(gateway: Gateway, body: ChatRequest, received_at: float) -> Generation:
+    """Raises ModelNotFound or Unavailable."""
     model = gateway.model(body.model)
 
-    async def prompts() -> list[Prompt]:
-        token_ids = await model.encode_chat(body.messages)
+    async def prompts(turn: Turn | None) -> list[Prompt]:
+        token_ids = await model.encode_chat(body.messages, turn)
         max_tokens = model.max_tokens(body.requested_max_tokens, len(token_ids))
         params = body.sampling_params(max_tokens, model.card.vocab_size)
         return [Prompt(token_ids, params)]
 
-    return await answer(
-        request,
-        body,
+    return Generation(
+        body=body,
         num_prompts=1,
         prompts=prompts,
         received_at=received_at,

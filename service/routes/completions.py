@@ -6,11 +6,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.answers import CompletionShape
-from service.gateway import gateway_of
-from service.routes.answering import Prompt, answer
+from service.gateway import Gateway, gateway_of
+from service.routes.answering import Generation, Prompt, answer
 from service.schemas.completion import CompletionRequest, parse_completion_request
 from service.security import read_body
 from service.served_model import ServedModel
+from service.sessions.turn import Turn
+
+__all__ = ["completion_generation", "router"]
 
 router = APIRouter()
 
@@ -21,27 +24,37 @@ async def completions(request: Request) -> Response:
     content = await read_body(request, gateway.config.max_body_size)
     received_at = gateway.metrics.clock()
     body = parse_completion_request(content)
+    return await answer(request, completion_generation(gateway, body, received_at))
+
+
+def completion_generation(
+    gateway: Gateway, body: CompletionRequest, received_at: float, worker_id: str = ""
+) -> Generation:
+    """``worker_id`` is a worker to prefer. Raises ModelNotFound or Unavailable."""
     model = gateway.model(body.model)
 
-    async def prompts() -> list[Prompt]:
-        return [await _prompt(model, body, given) for given in body.prompts]
+    async def prompts(turn: Turn | None) -> list[Prompt]:
+        return [await _prompt(model, body, given, turn) for given in body.prompts]
 
-    return await answer(
-        request,
-        body,
+    return Generation(
+        body=body,
         num_prompts=len(body.prompts),
         prompts=prompts,
         received_at=received_at,
         shape=CompletionShape,
         id_prefix="cmpl",
+        worker_id=worker_id,
     )
 
 
-async def _prompt(model: ServedModel, body: CompletionRequest, given: str | list[int]) -> Prompt:
+async def _prompt(
+    model: ServedModel, body: CompletionRequest, given: str | list[int], turn: Turn | None
+) -> Prompt:
     if isinstance(given, str):
-        token_ids = await model.encode_text(given, add_special_tokens=body.add_special_tokens)
+        add_special_tokens = body.add_special_tokens
+        token_ids = await model.encode_text(given, add_special_tokens=add_special_tokens, turn=turn)
     else:
-        token_ids = model.check_ids(given)
+        token_ids = model.check_ids(given, turn)
     max_tokens = model.max_tokens(body.requested_max_tokens, len(token_ids))
     params = body.sampling_params(max_tokens, model.card.vocab_size)
     prefix = ""

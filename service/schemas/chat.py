@@ -24,6 +24,7 @@ __all__ = [
     "ToolCall",
     "ToolMessage",
     "UserMessage",
+    "chat_request",
     "content_text",
     "parse_chat_request",
 ]
@@ -112,7 +113,11 @@ def content_text(content: Content) -> str:
 
 def parse_chat_request(body: bytes) -> ChatRequest:
     """Raises InvalidRequest naming the field at fault by its path."""
-    fields = keep_acting(parse_object(body), Endpoint.CHAT)
+    return chat_request(keep_acting(parse_object(body), Endpoint.CHAT))
+
+
+def chat_request(fields: dict[str, Any]) -> ChatRequest:
+    """From fields that act. Raises InvalidRequest."""
     if isinstance(fields.get("messages"), list):
         fields["messages"] = [
             _without_empty(message, f"messages[{index}]")

@@ -14,7 +14,13 @@ from service.request_fields import Endpoint, keep_acting
 from service.schemas.parsing import convert, parse_object
 from service.schemas.sampling import CommonFields
 
-__all__ = ["DEFAULT_MAX_TOKENS", "MAX_PROMPTS", "CompletionRequest", "parse_completion_request"]
+__all__ = [
+    "DEFAULT_MAX_TOKENS",
+    "MAX_PROMPTS",
+    "CompletionRequest",
+    "completion_request",
+    "parse_completion_request",
+]
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 128
@@ -38,11 +44,16 @@ class _Prompts(msgspec.Struct, frozen=True):
 
 def parse_completion_request(body: bytes) -> CompletionRequest:
     """Raises InvalidRequest naming the field at fault by its path."""
-    fields = keep_acting(parse_object(body), Endpoint.COMPLETIONS)
+    return completion_request(keep_acting(parse_object(body), Endpoint.COMPLETIONS))
+
+
+def completion_request(fields: dict[str, Any]) -> CompletionRequest:
+    """From fields that act. Raises InvalidRequest."""
     if "prompt" not in fields:
         raise InvalidRequest("prompt: required, but missing.", param="prompt")
-    prompts = _prompts(fields.pop("prompt"))
-    request = convert({**fields, "prompts": prompts}, CompletionRequest)
+    others = {name: value for name, value in fields.items() if name != "prompt"}
+    prompts = _prompts(fields["prompt"])
+    request = convert({**others, "prompts": prompts}, CompletionRequest)
     request.check()
     return request
 

@@ -75,6 +75,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     choices: tuple[ChatChoice, ...]
     usage: Usage
     system_fingerprint: str
+    history: str | UnsetType = UNSET  # of a session's answers
     object: str = "chat.completion"
 
 
@@ -98,6 +99,7 @@ class ChatChunk(msgspec.Struct, frozen=True):
     choices: tuple[ChatChunkChoice, ...]
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
+    history: str | UnsetType = UNSET  # in the last chunks
     object: str = "chat.completion.chunk"
 
 
@@ -121,6 +123,7 @@ class Completion(msgspec.Struct, frozen=True):
     choices: tuple[CompletionChoice, ...]
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
+    history: str | UnsetType = UNSET
     object: str = "text_completion"
 
 

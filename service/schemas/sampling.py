@@ -13,11 +13,24 @@ import msgspec
 from model_worker.protocol import SamplingParams
 from service.errors import InvalidRequest
 
-__all__ = ["MAX_STOP_LENGTH", "MAX_STOP_STRINGS", "CommonFields", "StreamOptions"]
+__all__ = [
+    "MAX_RETENTION",
+    "MAX_STOP_LENGTH",
+    "MAX_STOP_STRINGS",
+    "CommonFields",
+    "Priority",
+    "Retention",
+    "StreamOptions",
+    "check_salt",
+]
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 512  # characters
 
+MAX_RETENTION = 30 * 86_400  # seconds
+
+Priority = Annotated[int, msgspec.Meta(ge=-10, le=10)]
+Retention = Annotated[float, msgspec.Meta(ge=0, le=MAX_RETENTION)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
@@ -45,6 +58,10 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stop_token_ids: list[_TokenId] = []
     ignore_eos: bool = False
     cache_salt: str | None = None
+    session_id: str | None = None
+    priority: Priority | None = None
+    retention: Retention | None = None
+    prompt_cache_key: str | None = None
 
     def check(self) -> None:
         """Rules across fields, and of single strings. Raises InvalidRequest."""
@@ -58,10 +75,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 param="stream_options.include_obfuscation",
                 code="unsupported_parameter",
             )
-        if self.cache_salt == "":
-            raise InvalidRequest(
-                "cache_salt: must not be empty; leave it out to share.", param="cache_salt"
-            )
+        check_salt(self.cache_salt)
         self._check_stop()
 
     def _check_stop(self) -> None:
@@ -110,6 +124,13 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             field, allowed = violation
             raise InvalidRequest(f"{field}: {allowed}.", param=field)
         return params
+
+
+def check_salt(cache_salt: str | None) -> None:
+    if cache_salt == "":
+        raise InvalidRequest(
+            "cache_salt: must not be empty; leave it out to share.", param="cache_salt"
+        )
 
 
 def _token_biases(given: dict[str, float]) -> dict[int, float]:

@@ -23,7 +23,7 @@ class SessionLimits:
     ttl: float = 86_400.0
     idle_timeout: float = 60.0
     max_history_bytes: int = 256 * 2**20
-    max_sessions: int = 250_000
+    max_sessions: int = 200_000
     max_sessions_per_tenant: int = 150_000
 
 

@@ -61,7 +61,6 @@ class FakeWorker:
     Each ``token_interval`` seconds every running request gets one token; 0 gives one per turn of
     the event loop. At most ``max_num_seqs`` run, ``max_num_waiting`` more wait, the next is
     OVERLOADED. It is ready once started, unless told otherwise before.
-
     ``prefix_reply`` answers every prefix command.
     """
 
@@ -318,13 +317,15 @@ class FakeWorker:
     def _advance(self, running: _FakeRequest, now: float) -> int:
         """One token more, or the end; the number of tokens that came."""
         request_id = running.request.request_id
+        max_tokens = running.request.sampling_params.max_tokens  # 0 asks for the prompt's KV alone
         try:
-            token = next(running.tokens, None)
+            token = next(running.tokens, None) if max_tokens else None
         except Exception as error:  # a script may fail as it likes: that is what it is for
             self._fail(request_id, ErrorCode.INTERNAL, f"the script failed: {error!r}")
             return 0
         if token is None:
-            self._finish(RequestOutput(request_id=request_id, finish_reason=FinishReason.STOP))
+            end = FinishReason.STOP if max_tokens else FinishReason.LENGTH
+            self._finish(RequestOutput(request_id=request_id, finish_reason=end))
             return 0
         running.output_token_ids.append(token)
         reason, stop_token_id = self._finish_reason(running, token)

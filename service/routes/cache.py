@@ -1,0 +1,102 @@
+"""POST /v1/cache/prewarm and POST /reset_prefix_cache.
+
+The reset is the operator's: once any key is set it needs an admin key (service.security).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from service.errors import Conflict, InvalidRequest, Unavailable, WorkerLost
+from service.gateway import Gateway, gateway_of
+from service.routes.answering import Generation, prewarm
+from service.routes.chat import chat_generation
+from service.routes.completions import completion_generation
+from service.schemas import responses
+from service.schemas.chat import chat_request
+from service.schemas.completion import completion_request
+from service.schemas.session import Prewarmed, PrewarmPrefix, parse
+from service.security import read_body
+from service.workers.base import WorkerLostError, WorkerNotReadyError
+
+__all__ = ["prewarm_generation", "router"]
+
+router = APIRouter()
+
+Running = Literal["keep", "refuse", "drain"]
+
+
+class _Reset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``keep`` leaves what running requests hold."""
+
+    running: Running = "keep"
+
+
+@router.post("/v1/cache/prewarm")
+async def prewarm_prefix(request: Request) -> Response:
+    """Compute the KV of a prompt, so that requests that begin like it need not."""
+    gateway = gateway_of(request)
+    content = await read_body(request, gateway.config.max_body_size)
+    received_at = gateway.metrics.clock()
+    body = parse(content, PrewarmPrefix)
+    fields = {
+        name: value for name in body.__struct_fields__ if (value := getattr(body, name)) is not None
+    }
+    done = await prewarm(request, prewarm_generation(gateway, fields, received_at))
+    return Response(responses.encode(Prewarmed(done.usage)), media_type="application/json")
+
+
+def prewarm_generation(
+    gateway: Gateway, fields: dict[str, Any], received_at: float, worker_id: str = ""
+) -> Generation:
+    """A request that generates nothing, from ``fields`` of one of the generating endpoints; the
+    model is the one that is served unless they name another. Raises GatewayError."""
+    fields = {"model": gateway.default_model(), **fields, "max_tokens": 0}
+    if "prompt" in fields:
+        body = completion_request(fields)
+        if len(body.prompts) > 1:
+            raise InvalidRequest("prompt: must be a single one.", param="prompt")
+        return completion_generation(gateway, body, received_at, worker_id)
+    if "add_special_tokens" in fields:
+        raise InvalidRequest(
+            "add_special_tokens: only with prompt; a template writes its own.",
+            param="add_special_tokens",
+        )
+    return chat_generation(gateway, chat_request(fields), received_at)
+
+
+@router.post("/reset_prefix_cache")
+async def reset_prefix_cache(request: Request) -> Response:
+    """Drop the cached blocks of all ready workers, in every tier."""
+    gateway = gateway_of(request)
+    content = await read_body(request, gateway.config.max_body_size, may_be_empty=True)
+    given = parse(content, _Reset)
+    if "running" in request.query_params:
+        given = parse(msgspec.json.encode({"running": request.query_params["running"]}), _Reset)
+    await _wait_for_running(gateway, given.running)
+    workers = gateway.registry.ready_workers()
+    if not workers:
+        raise Unavailable("No worker is ready.", code="no_worker", retry_after=5)
+    try:
+        dropped = await asyncio.gather(*(worker.reset_cache() for worker in workers))
+    except (WorkerLostError, WorkerNotReadyError):
+        raise WorkerLost("A worker was lost before it answered.", retry_after=5) from None
+    return JSONResponse({"num_blocks_dropped": sum(dropped)})
+
+
+async def _wait_for_running(gateway: Gateway, running: Running) -> None:
+    if running == "refuse" and gateway.gate.num_in_flight:
+        raise Conflict(
+            f"{gateway.gate.num_in_flight} requests are running.", code="requests_running"
+        )
+    if running == "drain":
+        limit = gateway.config.drain_timeout
+        if not await gateway.gate.wait_for_present(limit):
+            raise Conflict(
+                f"Requests were still running after {limit:g} seconds.", code="requests_running"
+            )
