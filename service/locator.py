@@ -41,7 +41,7 @@ class PrefixLocator:
         self._threads = threads
         self._wait_s = wait_s
         self._late: set[asyncio.Task[Mapping[tuple[str, int], int]]] = set()
-        self.outcomes: Counter[LookupOutcome] = Counter()
+        self.outcomes: Counter[str] = Counter()
 
     async def locate(
         self, card: ModelCard, token_ids: NDArray[np.int32], cache_salt: str
