@@ -18,7 +18,7 @@ from cache_store.metadata.resilient import ResilientMetadataStore
 from tests.metadata_kit import chunk, chunks, make_session, make_worker, removed, stored
 from tests.redis_kit import Server, running_server
 
-MAX_CHUNKS = 500
+MAX_CHUNKS = 400
 DEVICE, HOST, DISK = Tier.DEVICE, Tier.HOST, Tier.DISK
 
 
@@ -205,9 +205,9 @@ async def test_a_long_prompt_is_located_whole(store: MetadataStore) -> None:
 async def test_chunks_of_a_worker_are_bounded(store: MetadataStore) -> None:
     worker = make_worker()
     await store.renew_worker(worker, 60.0)
-    for start in range(0, 3 * MAX_CHUNKS, 300):
-        await store.apply_events(worker, [stored(*range(start, start + 300))], 60.0)
-    held = [n for n in range(3 * MAX_CHUNKS) if await located(store, n)]
+    for start in range(0, MAX_CHUNKS + 200, 100):
+        await store.apply_events(worker, [stored(*range(start, start + 100))], 60.0)
+    held = [n for n in range(MAX_CHUNKS + 200) if await located(store, n)]
     assert len(held) == MAX_CHUNKS
 
 
