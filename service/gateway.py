@@ -106,7 +106,10 @@ class Gateway:
         if self.gate.is_draining:
             return "shutting down"
         if not self.registry.ready_workers():
-            return self.registry.health().reason
+            reason = self.registry.health().reason
+            if self.config.finds_workers and self.metadata.is_degraded:
+                reason += "; the metadata store, where workers are found, is out of reach"
+            return reason
         if self._served is None:
             return self._failure or "loading the tokenizer"
         return ""

@@ -96,6 +96,17 @@ async def test_a_gateway_with_its_own_child_tells_and_asks_nothing() -> None:
         assert list(await gateway.metadata.all_workers()) == []
 
 
+async def test_health_says_when_workers_cannot_be_looked_for() -> None:
+    config = GatewayConfig(redis_url="redis://127.0.0.1:1", finds_workers=True)
+    async with running_gateway(config) as (_, client):
+        health = await client.get("/health")
+        assert health.status_code == 503
+        assert health.json()["error"]["message"] == (
+            "Not ready: no worker is known; the metadata store, where workers are found, is out of "
+            "reach."
+        )
+
+
 async def test_workers_are_found_through_redis_while_the_gateway_runs(tmp_path: Path) -> None:
     rigs = []
     for name in ("first", "second"):

@@ -193,13 +193,13 @@ async def test_a_worker_that_was_not_announced_is_not_found(store: MetadataStore
 
 async def test_a_long_prompt_is_located_whole(store: MetadataStore) -> None:
     numbers = range(391)
-    for worker_id, held in (("w1", 391), ("w2", 128), ("w3", 129), ("w4", 127)):
+    lengths = (1, 2, 4, 5, 6, 20, 21, 22, 84, 85, 86, 340, 341, 342, 390, 391)
+    for held in lengths:
+        worker_id = f"w{held}"
         await store.renew_worker(make_worker(worker_id), 60.0)
         await store.apply_events(make_worker(worker_id), [stored(*range(held))], 60.0)
     found = await located(store, *numbers)
-    assert {name: len(tiers) for name, tiers in found.items()} == {
-        "w1": 391, "w2": 128, "w3": 129, "w4": 127,
-    }  # fmt: skip
+    assert {name: len(tiers) for name, tiers in found.items()} == {f"w{n}": n for n in lengths}
 
 
 async def test_chunks_of_a_worker_are_bounded(store: MetadataStore) -> None:

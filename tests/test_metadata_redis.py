@@ -153,6 +153,41 @@ async def test_stalled_it_costs_a_bounded_time_and_then_none(server: Server) -> 
         assert store.stats.conflicts_total == 0
 
 
+async def test_answers_never_change_places_when_calls_are_given_up(server: Server) -> None:
+    link = RedisLink(server.url, timeout_s=0.03, probe_s=PROBE_S, max_failures=10**6)
+    store = RedisMetadataStore(link)
+    await store.start()
+    for n in range(20):
+        assert await store.put_session(make_session(f"s{n}", history=b"%d" % n * 50), 0)
+    num_answers = num_failures = 0
+    is_over = False
+
+    async def ask(n: int) -> None:
+        nonlocal num_answers, num_failures
+        while not is_over:
+            try:
+                found = await store.get_session("t1", f"s{n}")
+                assert found is not None
+                assert found.history == b"%d" % n * 50
+                await store.apply_events(make_worker(), [stored(n)], 60.0)
+                num_answers += 1
+            except MetadataError:
+                num_failures += 1
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(ask(n)) for n in range(20)]
+    for _ in range(15):
+        await asyncio.sleep(0.03)
+        server.signal(signal.SIGSTOP)
+        await asyncio.sleep(0.05)
+        server.signal(signal.SIGCONT)
+    is_over = True
+    await asyncio.gather(*tasks)
+    assert num_answers > 20
+    assert num_failures > 20
+    await store.close()
+
+
 async def test_a_write_whose_answer_was_lost_is_no_conflict(server: Server) -> None:
     async with started(server.url) as store:
         server.signal(signal.SIGSTOP)

@@ -102,6 +102,7 @@ return result
 """
 )
 
+# Most workers hold none of a prompt: the first look is at one chunk, the next at more and more.
 # prefix, index of the model, model, chunk hashes -> {worker, epoch, one tier letter per chunk held}
 LOCATE = (
     _COMMON
@@ -114,9 +115,9 @@ for _, id in ipairs(ids) do
   local epoch = is(worker, 'hash') and redis.call('HGET', worker, 'epoch')
   local chunks = epoch and prefix .. 'chunks:' .. model .. ':' .. id .. ':' .. epoch
   if chunks and is(chunks, 'hash') then
-    local tiers, first = {}, 1
+    local tiers, first, batch = {}, 1, 1
     while first <= #hashes do
-      local last = math.min(first + 127, #hashes)
+      local last = math.min(first + batch - 1, #hashes)
       local found = redis.call('HMGET', chunks, unpack(hashes, first, last))
       local size = last - first + 1
       for index = 1, size do
@@ -124,7 +125,7 @@ for _, id in ipairs(ids) do
         tiers[#tiers + 1] = found[index]
       end
       if size < last - first + 1 then break end
-      first = last + 1
+      first, batch = last + 1, math.min(4 * batch, 256)
     end
     if #tiers > 0 then result[#result + 1] = {id, epoch, table.concat(tiers)} end
   end
