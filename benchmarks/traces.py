@@ -38,6 +38,7 @@ class TraceSource:
 
     ``lru_by_capacity`` holds block hit rates under lru by capacity in blocks, and
     ``unbounded`` those of an unbounded cache by blocks and by tokens, all to 4 digits.
+    ``tiered_device`` is the device's part, in blocks, where lower tiers are replayed.
     """
 
     name: str
@@ -47,6 +48,7 @@ class TraceSource:
     capacities: tuple[int, ...]
     lru_by_capacity: Mapping[int, float]
     unbounded: tuple[float, float]
+    tiered_device: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ CATALOGUE: tuple[TraceSource, ...] = (
         (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000),
         {1_000: 0.0445, 5_000: 0.1118, 10_000: 0.2116, 50_000: 0.3546, 100_000: 0.3637},
         (0.3664, 0.3736),
+        5_000,
     ),
     TraceSource(
         "synthetic",
@@ -92,6 +95,7 @@ CATALOGUE: tuple[TraceSource, ...] = (
         (1_000, 2_000, 5_000, 10_000, 20_000, 50_000),
         {1_000: 0.0841, 5_000: 0.2793, 10_000: 0.4239, 20_000: 0.5718, 50_000: 0.6396},
         (0.6396, 0.6512),
+        2_000,
     ),
     TraceSource(
         "agentic",
@@ -101,6 +105,7 @@ CATALOGUE: tuple[TraceSource, ...] = (
         (1_200, 2_000, 5_000, 10_000, 20_000),
         {2_000: 0.8341, 5_000: 0.9594, 10_000: 0.9697, 20_000: 0.9703},
         (0.9703, 0.9682),
+        2_000,
     ),
     TraceSource(
         "airline",
@@ -110,6 +115,7 @@ CATALOGUE: tuple[TraceSource, ...] = (
         (200, 500, 1_000, 2_000, 5_000),
         {200: 0.7929, 500: 0.9084, 1_000: 0.9676, 2_000: 0.9685},
         (0.9686, 0.9629),
+        500,
     ),
 )
 
