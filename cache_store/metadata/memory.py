@@ -27,6 +27,7 @@ __all__ = ["MemoryMetadataStore"]
 
 _RECORD_BYTES = 1_000  # what a record takes beside its history, roughly
 _MAX_SAVE_SHARE = 0.05  # of the time
+_SAVE_PAUSE_S = 0.001
 
 
 @dataclass(slots=True)
@@ -257,7 +258,7 @@ class MemoryMetadataStore:
                 continue
             self._changed.clear()
             began = time.monotonic()
-            await asyncio.to_thread(self._file.save, self._snapshot())
+            await asyncio.to_thread(self._file.save, self._snapshot(), pause_s=_SAVE_PAUSE_S)
             await asyncio.sleep(min((time.monotonic() - began) / _MAX_SAVE_SHARE, 25.0))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ __all__ = ["SessionFile"]
 _log = logging.getLogger("headstart.metadata")
 _MAGIC = b"headstart sessions 1\n"
 _LENGTH_BYTES = 4
+_RECORDS_PER_PAUSE = 64
 _NAME = "sessions"
 
 
@@ -67,29 +69,34 @@ class SessionFile:
         _log.warning("sessions in %s are left out: %s", self.path, reason)
         return []
 
-    def save(self, records: Iterable[SessionRecord]) -> None:
-        """Replace the file. A failure is logged: the sessions in memory go on without it."""
+    def save(self, records: Iterable[SessionRecord], *, pause_s: float = 0.0) -> None:
+        """Replace the file. A failure is logged: the sessions in memory go on without it.
+
+        ``pause_s`` after every 64 records leaves the interpreter to other threads.
+        """
         temporary = self.path.with_name(f"{_NAME}.{os.getpid()}.tmp")
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._write(temporary, records)
+            self._write(temporary, records, pause_s)
             temporary.replace(self.path)
         except OSError as error:
             _log.warning("sessions cannot be saved in %s: %s", self.path, error.strerror)
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
-    def _write(self, path: Path, records: Iterable[SessionRecord]) -> None:
+    def _write(self, path: Path, records: Iterable[SessionRecord], pause_s: float) -> None:
         path.unlink(missing_ok=True)  # of an earlier process with the same id
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         digest = xxhash.xxh3_64()
         with open(descriptor, "wb") as file:
             file.write(_MAGIC)
-            for record in records:
+            for number, record in enumerate(records, 1):
                 raw = self._encode(record)
                 frame = len(raw).to_bytes(_LENGTH_BYTES, "little") + raw
                 digest.update(frame)
                 file.write(frame)
+                if pause_s and number % _RECORDS_PER_PAUSE == 0:
+                    time.sleep(pause_s)
             file.write(bytes(_LENGTH_BYTES) + digest.digest())
             file.flush()
             os.fsync(file.fileno())
