@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from model_worker.protocol import PrefixAction, PrefixReply
-from tests.gateway_kit import MODEL_NAME, byte_ids_of, make_tokenizer
+from model_worker.protocol import AddRequest, PrefixAction, PrefixReply
+from service.workers.fake import FakeWorker
+from tests.gateway_kit import MODEL_NAME, byte_ids_of, make_card, make_tokenizer
 from tests.http_kit import events_of, metric
 from tests.session_kit import TURN_END, assistant, ids_in, talking, user, wait_for
 
@@ -28,9 +32,7 @@ def test_the_next_turn_is_sent_with_the_very_ids_that_were_generated(stream: boo
         assert second.headers["X-Session-History"] == second.json()["history"] == "exact"
         begun = [*talk.prompts[0], *byte_ids_of("hello world"), TURN_END]
         assert talk.prompts[1][: len(begun)] == begun
-        told = [{"role": "user", "content": "More"}]
         assert talk.text_of(1).endswith("<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\n")
-        assert told
         # What the fake worker remembers of prompt and answer is all found again.
         usage = second.json()["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] == len(begun)
@@ -181,6 +183,59 @@ def test_the_stored_prefix_is_called_back_before_the_request() -> None:
         talk.chat([user("Hi"), assistant("hello"), user("More")])
         (prefetch,) = talk.commands(PrefixAction.PREFETCH)
         assert ids_in(prefetch.prompt_token_ids) == served
+
+
+def test_a_client_that_leaves_is_remembered_as_far_as_it_got() -> None:
+    def script(request: AddRequest) -> Iterator[int]:
+        return itertools.cycle(byte_ids_of("hello "))
+
+    with talking(script=script, token_interval=0.005) as talk:
+        body = {"model": MODEL_NAME, "messages": [user("Hi")], "stream": True, "session_id": "s"}
+        with talk.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            for _ in range(8):
+                next(lines)
+        wait_for(lambda: talk.served.worker.num_requests == 0)
+        wait_for(lambda: talk.client.get("/v1/sessions/s").is_success)
+        assert talk.client.get("/v1/sessions/s").json()["num_tokens"] > 20
+
+
+def test_what_a_stop_string_cut_is_still_known_to_be_deleted() -> None:
+    with talking("hello STOP and so on", "fine") as talk:
+        cut = talk.chat([user("Hi")], stop="STOP").json()
+        assert cut["choices"][0]["message"]["content"] == "hello "
+        sessions = talk.served.gateway.sessions
+        wait_for(lambda: not sessions._turns)
+        turn = talk.chat([user("Hi"), assistant("hello "), user("x")])
+        assert turn.json()["history"] == "retokenized"
+        talk.client.delete("/v1/sessions/s")
+        wait_for(lambda: len(talk.commands(PrefixAction.DROP)) == 2)
+        dropped = [ids_in(item.prompt_token_ids) for item in talk.commands(PrefixAction.DROP)]
+        known = [*talk.prompts[0], *byte_ids_of("hello STOP")]
+        assert dropped[1][: len(known)] == known
+
+
+def test_two_requests_of_one_session_at_once_are_both_answered() -> None:
+    with talking("hello", "one", "two", token_interval=0.01) as talk:
+        talk.chat([user("Hi")])
+        told = [user("Hi"), assistant("hello")]
+        with ThreadPoolExecutor(2) as pool:
+            turns = list(pool.map(lambda text: talk.chat([*told, user(text)]), ("a", "b")))
+        assert [turn.status_code for turn in turns] == [200, 200]
+        assert [turn.json()["history"] for turn in turns] == ["exact", "exact"]
+        assert metric(talk.client, "session_conflicts_total") == 1
+
+
+def test_a_session_goes_back_to_its_worker() -> None:
+    workers = [FakeWorker(make_card(), lambda request: byte_ids_of("x"), worker_id=name)
+               for name in ("a", "b")]  # fmt: skip
+    with talking(workers=workers) as talk:
+        for number in range(8):
+            for _ in range(3):
+                talk.chat([user(f"Hi {number}")], session=f"s{number}")
+        steps = [worker.stats.generated_tokens_total for worker in workers]
+        assert sum(steps) == 24
+        assert all(count % 3 == 0 and count for count in steps)
 
 
 # ---------------------------------------------------------------- the life of sessions

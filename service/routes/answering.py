@@ -22,7 +22,6 @@ from starlette.responses import Response
 
 from model_worker.protocol import SamplingParams
 from service.answers import Answer, AnswerIdentity, Shape
-from service.errors import InvalidRequest
 from service.gateway import Gateway, gateway_of
 from service.generation import GenerationRequest
 from service.request_context import request_id_of
@@ -30,11 +29,11 @@ from service.request_gate import Ticket
 from service.router import Affinity
 from service.schemas.responses import Usage
 from service.schemas.sampling import CommonFields
-from service.sessions.identity import SessionKey, named_session
+from service.sessions.identity import SessionKey
 from service.sessions.turn import Turn
 from service.sse import EventStream, client_gone
 
-__all__ = ["Generation", "Prewarmed", "Prompt", "answer", "prewarm"]
+__all__ = ["Generation", "Prompt", "answer", "prewarm"]
 
 HISTORY_HEADER = "X-Session-History"
 _log = logging.getLogger("headstart.requests")
@@ -57,10 +56,11 @@ MakePrompts = Callable[[Turn | None], Awaitable[Sequence[Prompt]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What an endpoint asks for. ``prompts`` makes them, with what a session's turn knows of them
-    already; ``worker_id`` is a worker to prefer where no session says."""
+    """What an endpoint asks for. ``prompts`` makes them, with what a turn of ``session`` knows of
+    them already; ``worker_id`` is a worker to prefer where no session says."""
 
     body: CommonFields
+    session: SessionKey | None
     num_prompts: int
     prompts: MakePrompts
     received_at: float
@@ -69,21 +69,12 @@ class Generation:
     worker_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Prewarmed:
-    """``history`` is None without a session."""
-
-    usage: Usage
-    history: str | None
-
-
 async def answer(request: Request, asked: Generation) -> Response:
     """The response; errors before any event are raised as GatewayError."""
     body, gateway = asked.body, gateway_of(request)
-    key = _session_of(request, asked)
     place = _Place(gateway, gateway.gate.admit(asked.num_prompts))
     try:
-        made = await _begin(request, asked, key, place)
+        made = await _begin(request, asked, place)
         headers = place.headers
         if body.stream:
             chunks = made.chunks(
@@ -99,14 +90,13 @@ async def answer(request: Request, asked: Generation) -> Response:
     return response
 
 
-async def prewarm(request: Request, asked: Generation) -> Prewarmed:
+async def prewarm(request: Request, asked: Generation) -> Usage:
     """As :func:`answer`, for those who want no answer."""
     gateway = gateway_of(request)
-    key = _session_of(request, asked)
     place = _Place(gateway, gateway.gate.admit(asked.num_prompts))
     try:
-        made = await _begin(request, asked, key, place)
-        return Prewarmed(await made.usage(), place.history)
+        made = await _begin(request, asked, place)
+        return await made.usage()
     finally:
         place.close()
 
@@ -134,22 +124,11 @@ class _Place:
             self.turn.end()
 
 
-def _session_of(request: Request, asked: Generation) -> SessionKey | None:
-    key = named_session(request, asked.body.session_id)
-    if key is not None and asked.num_prompts > 1:
-        raise InvalidRequest(
-            "session_id: a session goes on with one prompt at a time.", param="session_id"
-        )
-    return key
-
-
-async def _begin(
-    request: Request, asked: Generation, key: SessionKey | None, place: _Place
-) -> Answer:
+async def _begin(request: Request, asked: Generation, place: _Place) -> Answer:
     gateway, body = gateway_of(request), asked.body
-    if key is not None:
+    if asked.session is not None:
         view = gateway.model(body.model).view
-        place.turn = await gateway.sessions.begin_turn(key, view, body.cache_salt)
+        place.turn = await gateway.sessions.begin_turn(asked.session, view, body.cache_salt)
     prepared = await asked.prompts(place.turn)
     if place.turn is not None:
         gateway.sessions.count_turn(place.turn)

@@ -22,6 +22,7 @@ from service.schemas.chat import chat_request
 from service.schemas.completion import completion_request
 from service.schemas.session import Prewarmed, PrewarmPrefix, parse
 from service.security import read_body
+from service.sessions.identity import SessionKey, named_session
 from service.workers.base import WorkerLostError, WorkerNotReadyError
 
 __all__ = ["prewarm_generation", "router"]
@@ -47,12 +48,18 @@ async def prewarm_prefix(request: Request) -> Response:
     fields = {
         name: value for name in body.__struct_fields__ if (value := getattr(body, name)) is not None
     }
-    done = await prewarm(request, prewarm_generation(gateway, fields, received_at))
-    return Response(responses.encode(Prewarmed(done.usage)), media_type="application/json")
+    session = named_session(request, None)
+    asked = prewarm_generation(gateway, fields, received_at, session)
+    done = Prewarmed(await prewarm(request, asked))
+    return Response(responses.encode(done), media_type="application/json")
 
 
 def prewarm_generation(
-    gateway: Gateway, fields: dict[str, Any], received_at: float, worker_id: str = ""
+    gateway: Gateway,
+    fields: dict[str, Any],
+    received_at: float,
+    session: SessionKey | None,
+    worker_id: str = "",
 ) -> Generation:
     """A request that generates nothing, from ``fields`` of one of the generating endpoints; the
     model is the one that is served unless they name another. Raises GatewayError."""
@@ -61,13 +68,13 @@ def prewarm_generation(
         body = completion_request(fields)
         if len(body.prompts) > 1:
             raise InvalidRequest("prompt: must be a single one.", param="prompt")
-        return completion_generation(gateway, body, received_at, worker_id)
+        return completion_generation(gateway, body, received_at, session, worker_id)
     if "add_special_tokens" in fields:
         raise InvalidRequest(
             "add_special_tokens: only with prompt; a template writes its own.",
             param="add_special_tokens",
         )
-    return chat_generation(gateway, chat_request(fields), received_at)
+    return chat_generation(gateway, chat_request(fields), received_at, session)
 
 
 @router.post("/reset_prefix_cache")

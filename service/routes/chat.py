@@ -10,6 +10,7 @@ from service.gateway import Gateway, gateway_of
 from service.routes.answering import Generation, Prompt, answer
 from service.schemas.chat import ChatRequest, parse_chat_request
 from service.security import read_body
+from service.sessions.identity import SessionKey, named_session
 from service.sessions.turn import Turn
 
 __all__ = ["chat_generation", "router"]
@@ -23,10 +24,13 @@ async def chat_completions(request: Request) -> Response:
     content = await read_body(request, gateway.config.max_body_size)
     received_at = gateway.metrics.clock()
     body = parse_chat_request(content)
-    return await answer(request, chat_generation(gateway, body, received_at))
+    session = named_session(request, body.session_id)
+    return await answer(request, chat_generation(gateway, body, received_at, session))
 
 
-def chat_generation(gateway: Gateway, body: ChatRequest, received_at: float) -> Generation:
+def chat_generation(
+    gateway: Gateway, body: ChatRequest, received_at: float, session: SessionKey | None
+) -> Generation:
     """Raises ModelNotFound or Unavailable."""
     model = gateway.model(body.model)
 
@@ -38,6 +42,7 @@ def chat_generation(gateway: Gateway, body: ChatRequest, received_at: float) -> 
 
     return Generation(
         body=body,
+        session=session,
         num_prompts=1,
         prompts=prompts,
         received_at=received_at,

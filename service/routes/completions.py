@@ -6,11 +6,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.answers import CompletionShape
+from service.errors import InvalidRequest
 from service.gateway import Gateway, gateway_of
 from service.routes.answering import Generation, Prompt, answer
 from service.schemas.completion import CompletionRequest, parse_completion_request
 from service.security import read_body
 from service.served_model import ServedModel
+from service.sessions.identity import SessionKey, named_session
 from service.sessions.turn import Turn
 
 __all__ = ["completion_generation", "router"]
@@ -24,20 +26,30 @@ async def completions(request: Request) -> Response:
     content = await read_body(request, gateway.config.max_body_size)
     received_at = gateway.metrics.clock()
     body = parse_completion_request(content)
-    return await answer(request, completion_generation(gateway, body, received_at))
+    session = named_session(request, body.session_id)
+    return await answer(request, completion_generation(gateway, body, received_at, session))
 
 
 def completion_generation(
-    gateway: Gateway, body: CompletionRequest, received_at: float, worker_id: str = ""
+    gateway: Gateway,
+    body: CompletionRequest,
+    received_at: float,
+    session: SessionKey | None,
+    worker_id: str = "",
 ) -> Generation:
-    """``worker_id`` is a worker to prefer. Raises ModelNotFound or Unavailable."""
+    """``worker_id`` is a worker to prefer. Raises InvalidRequest, ModelNotFound or Unavailable."""
     model = gateway.model(body.model)
+    if session is not None and len(body.prompts) > 1:
+        raise InvalidRequest(
+            "session_id: a session goes on with one prompt at a time.", param="session_id"
+        )
 
     async def prompts(turn: Turn | None) -> list[Prompt]:
         return [await _prompt(model, body, given, turn) for given in body.prompts]
 
     return Generation(
         body=body,
+        session=session,
         num_prompts=len(body.prompts),
         prompts=prompts,
         received_at=received_at,

@@ -34,7 +34,7 @@ from service.schemas.session import (
 )
 from service.security import read_body
 from service.sessions.history import History
-from service.sessions.identity import SessionKey, check_session_id, tenant_of
+from service.sessions.identity import SessionKey, check_session_id, named_session, tenant_of
 from service.sessions.records import ends_at, key_of
 from service.sessions.sessions import SessionSettings
 from service.sessions.turn import ModelView
@@ -70,17 +70,17 @@ async def create_session(request: Request) -> Response:
     gateway = gateway_of(request)
     view = gateway.served_model().view
     body = await _parsed(request, CreateSession)
-    if body.session_id is not None:
-        check_session_id(body.session_id)
+    named = named_session(request, body.session_id)
+    session_id = None if named is None else named.session_id
     settings = SessionSettings(
         ttl=body.ttl,
         retention=body.retention,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
     )
-    record = await gateway.sessions.create(tenant_of(request), body.session_id, settings)
+    record = await gateway.sessions.create(tenant_of(request), session_id, settings)
     if record is None:
-        raise _exists(body.session_id)
+        raise _exists(session_id)
     if body.messages is not None:
         try:
             await _prewarm_messages(request, record, body.model, body.messages)
@@ -149,10 +149,10 @@ async def prewarm_session(request: Request, session_id: str) -> Response:
     if body.model is not None:
         fields["model"] = body.model
     received_at = gateway.metrics.clock()
-    asked = prewarm_generation(gateway, fields, received_at, record.worker_id)
-    done = await prewarm(request, asked)
+    asked = prewarm_generation(gateway, fields, received_at, None, record.worker_id)
+    usage = await prewarm(request, asked)
     await gateway.sessions.touch(key_of(record))
-    return _json(Prewarmed(done.usage))
+    return _json(Prewarmed(usage))
 
 
 @router.delete("/v1/sessions/{session_id}")
@@ -176,11 +176,11 @@ async def _prewarm_messages(
     request: Request, record: SessionRecord, model: str | None, messages: list[Any]
 ) -> Prewarmed:
     gateway = gateway_of(request)
-    fields = {"session_id": record.session_id, "messages": messages, **_salt(record)}
+    fields = {"messages": messages, **_salt(record)}
     if model is not None:
         fields["model"] = model
-    asked = prewarm_generation(gateway, fields, gateway.metrics.clock())
-    return Prewarmed((await prewarm(request, asked)).usage)
+    asked = prewarm_generation(gateway, fields, gateway.metrics.clock(), key_of(record))
+    return Prewarmed(await prewarm(request, asked))
 
 
 async def _parsed(request: Request, into: type[_T]) -> _T:

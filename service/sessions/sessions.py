@@ -24,7 +24,7 @@ from service.sessions.history import History
 from service.sessions.identity import SessionKey
 from service.sessions.metrics import SessionMetrics
 from service.sessions.reaper import SessionReaper
-from service.sessions.records import SessionRecords, key_of, touched, ttl_of
+from service.sessions.records import SessionRecords, ends_at, key_of, touched, ttl_of
 from service.sessions.turn import ModelView, Turn, TurnStart
 from service.workers.base import Worker
 
@@ -92,7 +92,9 @@ class Sessions:
         request itself is ready. Never raises for the store's sake."""
         record, is_read = None, True
         try:
-            record = await self.records.get(key)
+            record = await self.records.get_ended(key)
+            if record is not None and ends_at(record) <= self.records.clock():
+                record = await self._unless_over(record)
         except MetadataError:
             is_read = False
         salt = cache_salt or ("" if record is None else record.cache_salt)
@@ -115,6 +117,14 @@ class Sessions:
         if record is not None and len(turn.stored_ids) and record.cache_salt == salt:
             self.blocks.prefetch(record.worker_id, turn.stored_ids, salt)
         return turn
+
+    async def _unless_over(self, record: SessionRecord) -> SessionRecord | None:
+        """Of a session whose time ran out: it is over, unless a request of it still runs."""
+        key = key_of(record)
+        if key in self._turns:
+            return record
+        await self.delete(key)
+        return None
 
     def count_turn(self, turn: Turn) -> None:
         self._metrics.turn(turn.history)
