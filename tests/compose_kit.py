@@ -26,7 +26,7 @@ from tests.redis_kit import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ("cpu", "gpu")
-HEALTHY_S = 120.0
+HEALTHY_S = 180.0
 CONTAINER_PORTS = ("6379", "7000", "8000")  # Redis, link, gateway
 # The images' entry point. `python` of a health check is the image's one interpreter.
 PROGRAMS = {"headstart": [sys.executable, "-m", "service.cli"], "python": [sys.executable]}

@@ -317,9 +317,10 @@ def test_redis_wants_its_password_and_keeps_what_it_was_told(started: Running) -
     started.start("redis")
     started.wait_healthy("redis")
     assert redis_cli(started, "get", "probe", password=password) == "kept"
-    assert redis_cli(started, "config", "get", "maxmemory-policy", password=password).endswith(
-        "noeviction"
-    )
+    settings = {"maxmemory-policy": "noeviction", "appendonly": "no", "save": "30 1"}
+    for name, value in settings.items():
+        answer = redis_cli(started, "config", "get", name, password=password)
+        assert answer.splitlines() == [name, value]
 
 
 def test_services_that_are_down_are_unhealthy_and_all_stop_in_order(started: Running) -> None:
