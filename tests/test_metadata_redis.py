@@ -27,7 +27,7 @@ from cache_store.metadata.resilient import ResilientMetadataStore
 from tests.metadata_kit import chunk, chunks, make_session, make_worker, stored
 from tests.redis_kit import Server, running_server
 
-TIMEOUT_S = 0.2
+TIMEOUT_S = 0.3
 PROBE_S = 0.05
 MARGIN_S = 0.5  # what a busy machine may add
 PASSWORD = "p@ss/w0rd:sec#ret"
@@ -443,7 +443,7 @@ async def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
     path = tmp_path / "r.sock"
     with running_server("redis", tmp_path, ("--unixsocket", str(path))):
         async with started(f"unix://{path}?db=3") as store:
-            assert not store.is_degraded
+            await until_healthy(store)
             assert await store.put_session(make_session(), 0)
             assert await store.num_sessions() == 1
 
@@ -488,13 +488,13 @@ async def test_tls_is_used_and_its_certificate_is_checked(tmp_path: Path) -> Non
     with running_server("redis", tmp_path, tls, is_tls=True) as server:
         address = f"rediss://:{QUOTED}@127.0.0.1:{server.port}"
         async with started(f"{address}?ssl_ca_certs={cert_file}") as store:
-            assert not store.is_degraded
+            await until_healthy(store)
             assert await store.put_session(make_session(history=b"words"), 0)
             found = await store.get_session("t1", "s1")
             assert found is not None
             assert found.history == b"words"
         async with started(f"{address}?ssl_cert_reqs=none") as store:
-            assert not store.is_degraded
+            await until_healthy(store)
         for url in (address, f"redis://:{QUOTED}@127.0.0.1:{server.port}"):
             async with started(url) as store:  # nobody vouches for it; it is not spoken in plain
                 assert store.is_degraded
