@@ -121,6 +121,11 @@ class Cache(Protocol):
         """Whether some of these will free blocks when they end."""
         ...
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether transfers are under way, or stored blocks are still to be copied to the disk."""
+        ...
+
     def advance(self) -> None:
         """Take note of transfers that have ended, and begin what is due. Between steps; cheap."""
         ...

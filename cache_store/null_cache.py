@@ -73,6 +73,10 @@ class NullCache:
     def is_room_coming(self) -> bool:
         return False
 
+    @property
+    def is_saving(self) -> bool:
+        return False
+
     def advance(self) -> None:
         pass
 

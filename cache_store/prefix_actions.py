@@ -60,14 +60,22 @@ class PrefixActions:
 
     def drop(self, namespace: Namespace, token_ids: TokenIds, keep_num_tokens: int) -> PrefixReport:
         match = self._tree.match_prefix(namespace, token_ids)
-        own, num_left = self._own_nodes(match, keep_num_tokens)
+        # What goes on from all of these tokens is this conversation's too: an answer that was cut
+        # short, or asked for again.
+        is_whole = match.num_tokens == len(token_ids)
+        own, num_left = self._own_nodes(match, keep_num_tokens, has_sequels=is_whole)
         count = sum(self._tree.drop(node) for node in own)
         self._tiers.collect()
         return replace(_report(match), num_blocks_changed=count, num_blocks_left=num_left)
 
-    def _own_nodes(self, match: PrefixMatch, keep_num_tokens: int) -> tuple[list[RadixNode], int]:
+    def _own_nodes(
+        self, match: PrefixMatch, keep_num_tokens: int, *, has_sequels: bool = False
+    ) -> tuple[list[RadixNode], int]:
         """The unlocked nodes of the match that nothing else continues from, deepest first, and
-        how many of its own blocks are held by somebody."""
+        how many of its own blocks are held by somebody.
+
+        ``has_sequels``: whatever continues from the end of the match is its own as well.
+        """
         position = match.position
         if position is None:
             return [], 0
@@ -80,7 +88,7 @@ class PrefixActions:
                     break
                 self._tree.split_tail(node, node.start + node.num_blocks - keep)
             num_children = 0 if node.children is None else len(node.children)
-            if num_children > (1 if own else 0):
+            if num_children > (1 if own else 0) and not (has_sequels and node is end):
                 break
             if node.lock_ref:
                 return own, sum(n.num_blocks for n in path_of(node) if n.start >= keep)

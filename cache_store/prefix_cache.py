@@ -21,6 +21,7 @@ from cache_store.prefix_actions import PrefixActions
 from cache_store.prefix_match import PrefixMatch
 from cache_store.radix_node import RadixNode, is_arriving
 from cache_store.radix_tree import RadixTree, no_time
+from cache_store.restore import StoredBlock, restore_blocks
 from cache_store.stats import CacheStats, TierStats
 from cache_store.tier_manager import LowerTiers, TierManager
 from cache_store.token_bytes import TokenIds, encode_tokens
@@ -148,6 +149,10 @@ class PrefixCache:
     def is_room_coming(self) -> bool:
         return self._tiers.is_room_coming
 
+    @property
+    def is_saving(self) -> bool:
+        return self._tiers.has_transfers or self._tiers.has_unsaved
+
     def advance(self) -> None:
         self._tiers.advance()
 
@@ -192,6 +197,11 @@ class PrefixCache:
         self._tiers.sweep()
         self._tiers.collect()
         del self._holdings[lease]
+
+    def restore(self, found: Sequence[StoredBlock]) -> list[int | None]:
+        """Take up blocks that were found on disk, parents before children; the disk id of each,
+        None for what is of no use. Before the first request."""
+        return restore_blocks(self._tree, self._tiers.pools[Tier.DISK], found)
 
     def reset(self) -> int:
         num_blocks = self._tree.clear()

@@ -232,7 +232,7 @@ class RadixTree:
                 return None
         self.residency.set_hashes(Tier.DISK, ids, hashes)
         self._clock = max(self._clock, last_access)
-        return self._new_leaf(above, encoded, Tier.DISK, ids, lock_ref=0)
+        return self._new_leaf(above, encoded, Tier.DISK, ids, lock_ref=0, created=last_access)
 
     # ------------------------------------------------------------ copies
 
@@ -323,13 +323,20 @@ class RadixTree:
             if before is not None and before.lock_ref == 0 and encoded.startswith(before.tokens):
                 self.drop(before)
         self._set_hashes(self.end_hash(parent), encoded, block_ids)
-        return self._new_leaf(parent, encoded, Tier.DEVICE, array("i", block_ids), lock_ref)
+        ids = array("i", block_ids)
+        self._clock += 1
+        return self._new_leaf(parent, encoded, Tier.DEVICE, ids, lock_ref, self._clock)
 
     def _new_leaf(
-        self, parent: RadixNode, encoded: bytes, tier: Tier, ids: array[int], lock_ref: int
+        self,
+        parent: RadixNode,
+        encoded: bytes,
+        tier: Tier,
+        ids: array[int],
+        lock_ref: int,
+        created: int,
     ) -> RadixNode:
-        self._clock += 1
-        leaf = RadixNode(parent, bytearray(encoded), parent.start + parent.num_blocks, self._clock)
+        leaf = RadixNode(parent, bytearray(encoded), parent.start + parent.num_blocks, created)
         leaf.lock_ref = lock_ref
         self.residency.add_copy(leaf, tier, ids)
         parent.add_child(leaf)

@@ -12,11 +12,11 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cache_store.block_hash import HASH_BYTES
+from cache_store.block_keys import block_keys
 from cache_store.block_pool import BlockPool
 from cache_store.events import Tier
 from cache_store.load_planner import LoadPlan, LoadPlanner
-from cache_store.radix_node import RadixNode, path_of
+from cache_store.radix_node import RadixNode
 from cache_store.radix_tree import RadixTree
 from cache_store.stats import TierCounters
 from cache_store.transfer import (
@@ -77,6 +77,10 @@ class TierManager:
     @property
     def has_transfers(self) -> bool:
         return bool(self._jobs)
+
+    @property
+    def has_unsaved(self) -> bool:
+        return bool(self._unsaved)
 
     @property
     def num_transfers(self) -> int:
@@ -264,7 +268,7 @@ class TierManager:
             targets[node] = array("i", target_ids[len(source_ids) : len(source_ids) + len(ids)])
             source_ids.extend(ids)
             if has_keys:
-                keys.extend(self._keys(node))
+                keys.extend(block_keys(self._tree, node))
         self._num_jobs += 1
         order = TransferOrder(self._num_jobs, source, target, source_ids, target_ids, keys)
         job = self._jobs[order.number] = TransferJob(order, targets, frees_source)
@@ -275,20 +279,6 @@ class TierManager:
             self._num_coming[source] += count
         self._lower.executor.submit(order)
         return job
-
-    def _keys(self, node: RadixNode) -> Iterator[BlockKey]:
-        top = path_of(node)[0].parent
-        assert top is not None
-        root_hash = self._tree.end_hash(top)
-        assert node.parent is not None
-        parent_hash = self._tree.end_hash(node.parent)
-        hashes = self._tree.residency.hashes_of(node)
-        step = self._tree.block_bytes
-        for index in range(node.num_blocks):
-            block_hash = hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
-            tokens = bytes(node.tokens[index * step : (index + 1) * step])
-            yield BlockKey(root_hash, parent_hash, block_hash, tokens)
-            parent_hash = block_hash
 
     # ------------------------------------------------------------ between steps
 

@@ -85,9 +85,10 @@ def _serve(config: WorkerConfig, epoch: int, server: WorkerServer, shutdown: Shu
     from model_worker.loader import ModelLoadError
 
     try:
-        parts = build_worker(config, progress)
+        parts = build_worker(config, progress, server.wake)
         progress("warming up")
         warm_up(parts)
+        parts.restore()
     except ModelLoadError as error:
         server.set_status("failed", str(error))
         return _refuse(str(error))
@@ -104,6 +105,8 @@ def _serve(config: WorkerConfig, epoch: int, server: WorkerServer, shutdown: Shu
     except EngineError as error:
         logger.critical("%s; the worker ends", error)
         return 1
+    finally:
+        parts.close()
     return 0
 
 

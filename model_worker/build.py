@@ -7,6 +7,7 @@ owns the parts. Everything is built here, and nowhere else.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cache_store.cache import Cache
 from cache_store.eviction import make_eviction_policy
 from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
+from cache_store.tier_manager import LowerTiers
 from cache_store.tiers.device import DeviceTier
 from model_worker.attention.backend import AttentionBackend, register_attention
 from model_worker.attention.cpu import CpuFlashBackend
@@ -32,6 +34,7 @@ from model_worker.loader import (
     load_model,
     resolve_model,
 )
+from model_worker.lower_tiers import WorkerTiers, build_lower_tiers
 from model_worker.memory import MemoryBill
 from model_worker.model_runner import ModelRunner, Runner
 from model_worker.pacer import PrefillPacer
@@ -57,6 +60,18 @@ class WorkerParts:
     runner: Runner
     pacer: PrefillPacer
     config: WorkerConfig
+    tiers: WorkerTiers | None = None  # those below the device
+
+    def restore(self) -> int:
+        """Take up what an earlier worker left on disk; the number of blocks. After the warm-up."""
+        if self.tiers is None or not isinstance(self.cache, PrefixCache):
+            return 0
+        return self.tiers.restore_into(self.cache)
+
+    def close(self) -> None:
+        """End the threads that copy between tiers."""
+        if self.tiers is not None:
+            self.tiers.threads.close()
 
     def new_engine(self) -> Engine:
         block_size = self.config.block_size
@@ -79,8 +94,11 @@ class WorkerParts:
         return Engine(scheduler, self.runner, self.cache, self.pacer, limits, time.monotonic)
 
 
-def build_worker(config: WorkerConfig, progress: Progress) -> WorkerParts:
-    """Load the model and allocate its pool. Raises ModelLoadError."""
+def build_worker(
+    config: WorkerConfig, progress: Progress, wake: Callable[[], None] = lambda: None
+) -> WorkerParts:
+    """Load the model and allocate its pool. ``wake`` is called, from another thread, when a copy
+    between tiers has ended. Raises ModelLoadError."""
     device = _choose_device(config.device)
     if device.type == "cpu":
         torch.set_num_threads(config.num_threads or usable_cores())
@@ -107,14 +125,21 @@ def build_worker(config: WorkerConfig, progress: Progress) -> WorkerParts:
         progress(
             f"--max-num-batched-tokens raised to {max_batched}: one for each of --max-num-seqs"
         )
+    pacer = PrefillPacer(config.max_itl_factor, max_batched)
+    tiers = None
+    if config.cache != "none":
+        tiers = build_lower_tiers(
+            config, tier, loaded.fingerprint, pacer.prefill_token_s, wake, progress
+        )
     return WorkerParts(
         loaded=loaded,
         bill=bill,
-        cache=_build_cache(config, bill.num_blocks),
+        cache=_build_cache(config, bill.num_blocks, None if tiers is None else tiers.lower),
         tier=tier,
         runner=ModelRunner(loaded.model, tier, _choose_backend(tier), Sampler()),
-        pacer=PrefillPacer(config.max_itl_factor, max_batched),
+        pacer=pacer,
         config=config,
+        tiers=tiers,
     )
 
 
@@ -159,11 +184,14 @@ def _allocate(loaded: LoadedModel, bill: MemoryBill) -> DeviceTier:
         ) from error
 
 
-def _build_cache(config: WorkerConfig, num_blocks: int) -> Cache:
+def _build_cache(config: WorkerConfig, num_blocks: int, lower: LowerTiers | None) -> Cache:
     if config.cache == "none":
         return NullCache(num_blocks, config.block_size)
     policy = make_eviction_policy(config.eviction_policy)
-    return PrefixCache(num_blocks, config.block_size, policy)
+    # The wall clock, since what is found on disk was used at some time of an earlier process.
+    return PrefixCache(
+        num_blocks, config.block_size, policy, lower, clock_ns=time.time_ns, has_events=True
+    )
 
 
 def warm_up(parts: WorkerParts) -> None:

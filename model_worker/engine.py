@@ -7,23 +7,33 @@ blocks are found; ``step`` is the whole life of the engine.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cache_store.block_hash import Namespace, hash_blocks
 from cache_store.cache import Cache
+from cache_store.events import CacheEvent
+from cache_store.stats import TierStats
 from model_worker.batch import ScheduledBatch, StepResult
 from model_worker.model_runner import Runner
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import (
+    MAX_PRIORITY,
+    MAX_RETENTION_S,
+    PRIORITY_S,
     AddRequest,
     ErrorCode,
     FinishReason,
+    PrefixAction,
+    PrefixCommand,
+    PrefixReply,
     RequestError,
     RequestOutput,
+    TierReport,
     WorkerStats,
 )
 from model_worker.request import Request, RequestKey, TokenIds
@@ -73,17 +83,30 @@ class Engine:
         self._num_steps = 0
         self._step_s = 0.0
         self._num_failed_in_row = 0
+        self._is_stalled = False
 
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the last step found nothing that could run: what is left waits for transfers."""
+        return self._is_stalled
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether something is still to be copied to lower tiers."""
+        return self._cache.is_saving
 
     # ------------------------------------------------------------------ the life of the engine
 
     def step(self) -> None:
         """Raises EngineError after MAX_FAILED_STEPS failures in a row."""
         started_s = self._clock()
+        self._cache.advance()
         batch = self._scheduler.schedule()
+        self._is_stalled = not batch.scheduled
         if not batch.scheduled:
             self._end_what_cannot_start()
             return
@@ -106,6 +129,18 @@ class Engine:
         outputs, self._outputs = self._outputs, {}
         return outputs
 
+    def advance_transfers(self) -> None:
+        """What a step begins with, for when there is no step."""
+        self._cache.advance()
+
+    def take_events(self) -> Sequence[CacheEvent]:
+        """What was stored and removed since the last call."""
+        return self._cache.take_events()
+
+    def snapshot(self) -> Sequence[CacheEvent]:
+        """All that is stored, for a link that has heard nothing yet."""
+        return self._cache.snapshot()
+
     # ------------------------------------------------------------------ what links ask for
 
     def add_request(self, link_id: str, message: AddRequest) -> None:
@@ -115,7 +150,7 @@ class Engine:
             # A terminal answer would end the first one's stream: a gateway never repeats an id.
             logger.warning("link %s repeated a live request id; ignored", link_id)
             return
-        prompt = _prompt_of(message)
+        prompt = _decode_ids(message.prompt_token_ids)
         error = self._refusal(message, prompt)
         if error is not None:
             self._end(key, FinishReason.ERROR, error)
@@ -131,6 +166,7 @@ class Engine:
             arrival_s=self._clock(),
             order=self._num_arrived,
             max_model_len=self._limits.max_model_len,
+            bonus_s=_bonus_s(message),
         )
         request.prompt_block_hashes = tuple(hash_blocks(namespace, prompt, self._limits.block_size))
         self._num_arrived += 1
@@ -155,6 +191,29 @@ class Engine:
         """Drop every block that no running request holds; returns how many."""
         return self._cache.reset()
 
+    def act_on_prefix(self, message: PrefixCommand) -> PrefixReply:
+        """Look at a stored prefix, bring it to the device, take it off it, or drop it."""
+        namespace = Namespace(self._limits.fingerprint, cache_salt=message.cache_salt)
+        token_ids = _decode_ids(message.prompt_token_ids)
+        keep = max(0, message.keep_num_tokens)
+        match message.action:
+            case PrefixAction.INSPECT:
+                report = self._cache.inspect(namespace, token_ids)
+            case PrefixAction.PREFETCH:
+                report = self._cache.prefetch(namespace, token_ids)
+            case PrefixAction.DEMOTE:
+                report = self._cache.demote(namespace, token_ids, keep)
+            case PrefixAction.DROP:
+                report = self._cache.drop(namespace, token_ids, keep)
+        return PrefixReply(
+            call_id=message.call_id,
+            num_device_tokens=report.num_device_tokens,
+            num_host_tokens=report.num_host_tokens,
+            num_disk_tokens=report.num_disk_tokens,
+            num_blocks_changed=report.num_blocks_changed,
+            num_blocks_left=report.num_blocks_left,
+        )
+
     def fail_all(self, error: RequestError) -> None:
         for key, request in list(self._requests.items()):
             self._scheduler.abort(request)
@@ -177,6 +236,8 @@ class Engine:
             evicted_blocks_total=blocks.evicted_total,
             steps_total=self._num_steps,
             step_s=self._step_s,
+            num_transfers=blocks.num_transfers,
+            tiers=tuple(_tier_report(tier) for tier in blocks.tiers),
         )
 
     def check_integrity(self) -> None:
@@ -256,9 +317,9 @@ class Engine:
         return None
 
     def _end_what_cannot_start(self) -> None:
-        """Nothing runs and the oldest does not fit: it never will."""
+        """Nothing runs, nothing is moving, and the oldest does not fit: it never will."""
         request = self._scheduler.oldest_waiting()
-        if request is None:
+        if request is None or self._scheduler.num_running or self._cache.has_transfers:
             return
         self._scheduler.abort(request)
         error = RequestError(
@@ -279,9 +340,12 @@ class Engine:
             stop_token_id=update.stop_token_id,
             queue_s=(request.admitted_s - request.arrival_s if update.is_first_admission else None),
             prefill_s=now_s - request.admitted_s if is_first_token else None,
+            num_host_tokens=request.num_host_tokens if update.is_first_admission else 0,
+            num_disk_tokens=request.num_disk_tokens if update.is_first_admission else 0,
         )
         # A chunk in the middle of a prompt is nobody's news.
-        if update.token_id is not None or update.is_first_admission:
+        is_news = update.token_id is not None or update.finish_reason is not None
+        if is_news or update.is_first_admission:
             self._outputs.setdefault(request.key.link_id, []).append(output)
         if update.finish_reason is not None:
             del self._requests[request.key]
@@ -294,8 +358,18 @@ class Engine:
         self._outputs.setdefault(key.link_id, []).append(output)
 
 
-def _prompt_of(message: AddRequest) -> TokenIds:
-    """int32 (tokens,); empty, and so to be refused, where the bytes are no whole number of ids."""
-    encoded = message.prompt_token_ids
+def _decode_ids(encoded: bytes) -> TokenIds:
+    """int32 (tokens,) from little-endian bytes; empty where they are no whole number of ids."""
     whole = encoded if len(encoded) % 4 == 0 else b""
     return np.frombuffer(whole, dtype="<i4").astype(np.int32)
+
+
+def _bonus_s(message: AddRequest) -> float:
+    """How much later than now its blocks stand as used."""
+    priority = max(-MAX_PRIORITY, min(message.priority, MAX_PRIORITY))
+    retention_s = message.retention_s if math.isfinite(message.retention_s) else 0.0
+    return priority * PRIORITY_S + max(0.0, min(retention_s, MAX_RETENTION_S))
+
+
+def _tier_report(tier: TierStats) -> TierReport:
+    return TierReport(**{name: getattr(tier, name) for name in TierReport.__struct_fields__})

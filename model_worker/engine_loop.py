@@ -18,7 +18,6 @@ from model_worker.protocol import (
     CacheReset,
     ErrorCode,
     PrefixCommand,
-    PrefixReply,
     RequestError,
     ResetCache,
 )
@@ -29,6 +28,9 @@ logger = logging.getLogger(__name__)
 # An idle engine that has worked since looks its blocks over: a count that is off is a bug of ours,
 # and better found here than by a wrong answer.
 IDLE_CHECK_S = 10.0
+# How long a worker that is told to stop goes on writing to its disk tier.
+SAVE_TIMEOUT_S = 5.0
+SAVE_POLL_S = 0.05
 
 
 class StopRequest(Protocol):
@@ -59,17 +61,31 @@ class EngineLoop:
         AssertionError when the cache's integrity is lost.
         """
         while not self._is_done():
-            is_busy = self._engine.has_work
+            is_busy = self._engine.has_work and not self._engine.is_stalled
+            # A transfer that ends wakes it, as a command does.
             commands = self._server.poll_commands(0 if is_busy else IDLE_CHECK_S)
             for command in commands:
                 self._handle(command)
+            self._engine.advance_transfers()
             if self._engine.has_work:
                 self._engine.step()
                 self._is_unchecked = True
             elif not commands and self._is_unchecked:
                 self._engine.check_integrity()
                 self._is_unchecked = False
-            self._server.publish(self._engine.take_outputs(), self._engine.stats())
+            self._publish()
+        self._save()
+
+    def _publish(self) -> None:
+        outputs = self._engine.take_outputs()
+        self._server.publish(outputs, self._engine.stats(), self._engine.take_events())
+
+    def _save(self) -> None:
+        """What went idle a moment ago is still written to the lower tiers, within a bound."""
+        until = time.monotonic() + SAVE_TIMEOUT_S
+        while self._engine.is_saving and time.monotonic() < until:
+            self._server.poll_commands(SAVE_POLL_S)
+            self._engine.advance_transfers()
 
     def _handle(self, item: LinkCommand) -> None:
         match item.command:
@@ -81,10 +97,11 @@ class EngineLoop:
                 dropped = self._engine.reset_cache()
                 reply = CacheReset(call_id=call_id, num_blocks_dropped=dropped)
                 self._server.reply(item.link_id, reply)
-            case PrefixCommand(call_id=call_id):
-                self._server.reply(item.link_id, PrefixReply(call_id=call_id))
+            case PrefixCommand() as command:
+                self._server.reply(item.link_id, self._engine.act_on_prefix(command))
             case LinkOpened():
-                pass
+                self._publish()  # what the snapshot holds is not told again after it
+                self._server.publish_events(item.link_id, self._engine.snapshot())
             case LinkLost(reason=reason):
                 logger.warning("link %s is lost: %s", item.link_id, reason)
                 self._engine.abort_link(item.link_id)
@@ -106,4 +123,4 @@ class EngineLoop:
 
     def _end_all(self, reason: str) -> None:
         self._engine.fail_all(RequestError(code=ErrorCode.SHUTTING_DOWN, message=reason))
-        self._server.publish(self._engine.take_outputs(), self._engine.stats())
+        self._publish()

@@ -46,13 +46,13 @@ class MemoryBill:
 
     def lines(self, spec: KVCacheSpec) -> tuple[str, ...]:
         """The bill for a person, one statement per line."""
-        free = "" if self.free_bytes is None else f" of {_size(self.free_bytes)} free"
+        free = "" if self.free_bytes is None else f" of {size_text(self.free_bytes)} free"
         return (
             f"KV per token: 2 x {spec.num_layers} layers x {spec.num_kv_heads} kv heads x "
             f"{spec.head_dim} x {spec.bytes_per_element} B ({spec.dtype}) "
             f"= {self.kv_bytes_per_token:,} B",
             f"KV pool: {self.num_blocks:,} blocks of {self.block_size} tokens "
-            f"= {self.num_tokens:,} tokens, {_size(self.pool_bytes)}{free}",
+            f"= {self.num_tokens:,} tokens, {size_text(self.pool_bytes)}{free}",
             f"Room for {self.num_conversations:,} conversations of {self.max_model_len:,} tokens",
         )
 
@@ -67,8 +67,8 @@ def plan_memory(
     num_blocks = spec.num_blocks_in(budget_bytes)
     if num_blocks == 0:
         raise ModelLoadError(
-            f"There is no memory for one KV block: {_size(budget_bytes)} are available and a "
-            f"block of {spec.block_size} tokens takes {_size(spec.bytes_per_block)}; raise "
+            f"There is no memory for one KV block: {size_text(budget_bytes)} are available and a "
+            f"block of {spec.block_size} tokens takes {size_text(spec.bytes_per_block)}; raise "
             "--kv-cache-memory"
         )
     # One block more than its tokens fill: a partial hit also holds the block that it copies from.
@@ -77,9 +77,9 @@ def plan_memory(
         fitting = (num_blocks - 1) * spec.block_size
         lower = f"lower --max-model-len to {fitting} or " if fitting else ""
         raise ModelLoadError(
-            f"The KV pool of {_size(budget_bytes)} holds {num_blocks} blocks of "
+            f"The KV pool of {size_text(budget_bytes)} holds {num_blocks} blocks of "
             f"{spec.block_size} tokens; --max-model-len {max_model_len} needs {needed} "
-            f"({_size(needed * spec.bytes_per_block)}): {lower}raise --kv-cache-memory"
+            f"({size_text(needed * spec.bytes_per_block)}): {lower}raise --kv-cache-memory"
         )
     return MemoryBill(
         kv_bytes_per_token=spec.bytes_per_token,
@@ -139,7 +139,7 @@ def _headroom(folder: Path, limit_file: str, usage_file: str, cache_field: str) 
     return int(limit) - int(usage) + reclaimable
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
     if num_bytes >= _GIB:
         return f"{num_bytes / _GIB:.2f} GiB"
     if num_bytes >= _MIB:

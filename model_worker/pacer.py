@@ -45,6 +45,10 @@ class PrefillPacer:
         allowed = (self._factor - 1.0) * base_s / token_s
         return max(int(min(left, allowed)), min(left, MIN_PREFILL_TOKENS))
 
+    def prefill_token_s(self) -> float | None:
+        """Measured seconds that a prefill token adds to a step; None before the first."""
+        return self._prefill_token_s.value
+
     def record(self, num_decode_tokens: int, num_prefill_tokens: int, step_s: float) -> None:
         """Learn from a completed step."""
         if num_prefill_tokens == 0:

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 import msgspec
 
-from cache_store.events import CacheEvent
+from cache_store.events import CacheEvent, Tier
 from model_worker.link import (
     LinkError,
     LinkKeys,
@@ -27,9 +27,13 @@ from model_worker.link import (
     read_link_secret,
 )
 from model_worker.sampling_params import SamplingParams
+from model_worker.worker_config import EXIT_CONFIG, WorkerConfig
 
 __all__ = [
     "EXIT_CONFIG",
+    "MAX_PRIORITY",
+    "MAX_RETENTION_S",
+    "PRIORITY_S",
     "PROTOCOL_VERSION",
     "Abort",
     "AddRequest",
@@ -56,6 +60,7 @@ __all__ = [
     "ResetCache",
     "SamplingParams",
     "StepFrame",
+    "TierReport",
     "TokenizerFile",
     "Waker",
     "Welcome",
@@ -92,6 +97,12 @@ class ProtocolVersion(msgspec.Struct, frozen=True, array_like=True):
 
 
 PROTOCOL_VERSION = ProtocolVersion(1, 1)
+
+
+# What a request may ask of eviction: a step of priority counts as a minute of recency.
+MAX_PRIORITY = 10
+PRIORITY_S = 60.0
+MAX_RETENTION_S = 86_400.0
 
 
 class FinishReason(StrEnum):
@@ -249,6 +260,23 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_disk_tokens: int = 0
 
 
+class TierReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier below the device, in blocks; see cache_store.stats.TierStats."""
+
+    tier: Tier
+    num_blocks: int = 0
+    num_cached: int = 0
+    promoted_total: int = 0
+    stored_total: int = 0
+    dropped_total: int = 0
+    failed_total: int = 0
+    loads_total: int = 0
+    recomputes_total: int = 0
+    load_s_total: float = 0.0
+    recompute_s_total: float = 0.0
+    load_block_s: float | None = None
+
+
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges, and counters since the epoch began (``*_total``)."""
 
@@ -265,6 +293,8 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     evicted_blocks_total: int = 0
     steps_total: int = 0
     step_s: float = 0.0  # duration of the last step
+    num_transfers: int = 0  # between tiers, under way
+    tiers: tuple[TierReport, ...] = ()  # those below the device that exist
 
 
 class StepFrame(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -315,48 +345,6 @@ class PrefixReply(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 Reply = CacheReset | PrefixReply
 GatewayMessage = Hello | AddRequest | Abort | ResetCache | PrefixCommand | Heartbeat | Goodbye
 WorkerMessage = Welcome | WorkerStatus | Refusal | StepFrame | Heartbeat | Reply | Goodbye
-
-
-# ---------------------------------------------------------------- process start
-
-EXIT_CONFIG = 78  # os.EX_CONFIG, also where os lacks it: a person must act, no restart helps
-
-
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All a worker process is told, as JSON on its standard input.
-
-    None means that the worker chooses by device and says what it chose. The settings table of the
-    gateway package is where names, defaults and help live; this is their resolved form.
-    """
-
-    endpoint: str  # ipc://... or tcp://host:port, bound by the worker
-    worker_id: str
-    link_secret_file: str | None = None  # required for tcp
-    model: str = "demo"
-    served_model_names: tuple[str, ...] = ()
-    model_cache_dir: str | None = None
-    device: str = "auto"  # auto | cpu | cuda
-    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
-    max_model_len: int | None = None
-    block_size: int = 32
-    kv_cache_memory: int | None = None  # bytes
-    gpu_memory_utilization: float = 0.9
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int | None = None
-    max_num_waiting: int = 256
-    cache: str = "prefix"  # prefix | none
-    eviction_policy: str = "lru"  # lru | lfu | slru | fifo
-    max_itl_factor: float = 2.0
-    num_threads: int | None = None
-    drain_timeout_s: float = 30.0
-    redis_url: str | None = None  # where it announces itself; may hold a password
-    encryption_key_file: str | None = None  # of what is kept on disk
-    log_level: str = "info"
-
-    def __repr__(self) -> str:
-        """Without the URL, for the sake of the password in it."""
-        shown = [f"{n}={getattr(self, n)!r}" for n in self.__struct_fields__ if n != "redis_url"]
-        return f"WorkerConfig({', '.join(shown)})"
 
 
 class _RequestHead(msgspec.Struct, frozen=True, tag="AddRequest"):

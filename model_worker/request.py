@@ -54,7 +54,10 @@ class Request:
     prompt_block_hashes: tuple[bytes, ...] = ()
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
-    num_cached_tokens: int | None = None  # at first admission; never changed afterwards
+    num_cached_tokens: int | None = None  # of the admission that was reported, or of the last one
+    num_host_tokens: int = 0  # of these, promoted
+    num_disk_tokens: int = 0
+    bonus_s: float = 0.0  # see Cache.acquire
     lease: Lease | None = None
     waits_for: bytes | None = None  # hash of the block that a leader is computing
     was_coalesced: bool = False
@@ -73,6 +76,7 @@ class Request:
         arrival_s: float,
         order: int,
         max_model_len: int,
+        bonus_s: float = 0.0,
     ) -> Request:
         num_prompt_tokens = len(prompt_token_ids)
         return cls(
@@ -86,6 +90,7 @@ class Request:
             max_num_tokens=min(num_prompt_tokens + sampling_params.max_tokens, max_model_len),
             _buffer=prompt_token_ids,
             num_tokens=num_prompt_tokens,
+            bonus_s=bonus_s,
         )
 
     @property
@@ -100,6 +105,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all that its lease brings is on the device."""
+        return self.lease is not None and not self.lease.is_loading
 
     @property
     def num_uncomputed_tokens(self) -> int:

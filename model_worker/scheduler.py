@@ -5,7 +5,8 @@ prefill or decode phase: each request's num_computed_tokens catches up with its 
 vLLM's scheduler). Knows nothing of tensors, text or links.
 
 Promises: requests are admitted in order of arrival; the oldest running request always progresses;
-the youngest is preempted, and what it had computed stays in the tree; every request ends.
+the youngest is preempted, and what it had computed stays in the tree; every request ends. A request
+whose blocks are on their way from a lower tier runs as soon as they are there, and holds up nobody.
 """
 
 from __future__ import annotations
@@ -93,22 +94,35 @@ class Scheduler:
     # ------------------------------------------------------------------ before a step
 
     def schedule(self) -> ScheduledBatch:
-        """The next step. Empty only when nothing runs and nothing waiting can be admitted."""
-        num_decode = sum(1 for request in self._running if request.num_uncomputed_tokens == 1)
+        """The next step. Empty when nothing can run now: all that is left waits for transfers, or
+        nothing runs and nothing waiting can be admitted."""
+        self._requeue_failed()
+        num_decode = sum(
+            1
+            for request in self._running
+            if request.is_loaded and request.num_uncomputed_tokens == 1
+        )
         budget = self._pacer.prefill_budget(num_decode)
         preemptions = self.counters.preemptions
         scheduled, budget = self._advance_running(budget)
-        copies: list[RowCopy] = []
         if not self._running:
             # Also where the last one gave up its blocks: duplicates of the tree's were among them,
             # without which it fits.
-            copies = self._admit_waiting(scheduled, self._pacer.prefill_budget(0))
+            self._admit_waiting(scheduled, self._pacer.prefill_budget(0))
         elif self.counters.preemptions == preemptions:
             # What was just taken from the youngest is not given to the next in line.
-            copies = self._admit_waiting(scheduled, budget)
+            self._admit_waiting(scheduled, budget)
         num_decode = sum(1 for item in scheduled if item.request.num_uncomputed_tokens == 1)
         num_tokens = sum(item.num_scheduled_tokens for item in scheduled)
-        return ScheduledBatch(tuple(scheduled), tuple(copies), num_decode, num_tokens - num_decode)
+        copies = tuple(_pending_copies(scheduled))
+        return ScheduledBatch(tuple(scheduled), copies, num_decode, num_tokens - num_decode)
+
+    def _requeue_failed(self) -> None:
+        """What did not come back is computed: its request is admitted anew."""
+        for request in tuple(self._running):
+            assert request.lease is not None
+            if request.lease.has_failed:
+                self._requeue(request)
 
     def _advance_running(self, budget: int) -> tuple[list[ScheduledRequest], int]:
         """Oldest first; returns what was scheduled and the prefill tokens left."""
@@ -116,6 +130,8 @@ class Scheduler:
         for request in tuple(self._running):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted by an older one a moment ago
+            if not request.is_loaded:
+                continue
             count = request.num_uncomputed_tokens
             if count > 1:
                 count = min(count, budget)
@@ -127,9 +143,12 @@ class Scheduler:
         return scheduled, budget
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Blocks for ``num_tokens``, at the youngest's cost; False if that was ``request``."""
+        """Blocks for ``num_tokens``, at the youngest's cost; False if that was ``request``, or if
+        blocks are about to become free, for which it waits."""
         assert request.lease is not None
         while not self._cache.allocate(request.lease, num_tokens):
+            if self._cache.is_room_coming:
+                return False
             victim = self._running[-1]
             self._preempt(victim)
             if victim is request:
@@ -137,14 +156,16 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
+        self._requeue(request)
+        self.counters.preemptions += 1
+
+    def _requeue(self, request: Request) -> None:
         self._leave_running(request)
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = 0
         insort(self._waiting, request, key=_age)
-        self.counters.preemptions += 1
 
-    def _admit_waiting(self, scheduled: list[ScheduledRequest], budget: int) -> list[RowCopy]:
-        copies = []
+    def _admit_waiting(self, scheduled: list[ScheduledRequest], budget: int) -> None:
         for request in tuple(self._waiting):
             if budget <= 0 or len(self._running) >= self._max_num_seqs:
                 break
@@ -156,26 +177,25 @@ class Scheduler:
                 continue
             if not self._may_fit(request, match):
                 break
-            lease = self._cache.acquire(match)
+            lease = self._cache.acquire(match, request.bonus_s)
             # The whole prompt at once: a prompt that got in is not thrown out half-way by its own
             # kind, and its blocks come as one run.
             if not self._cache.allocate(lease, request.num_tokens):
                 self._cache.release(lease, request.token_ids, 0)
                 break
             self._admit(request, lease)
-            if lease.pending_copy is not None:
-                copies.append(lease.pending_copy)
+            if not request.is_loaded:
+                continue
             count = min(request.num_uncomputed_tokens, budget)
             budget -= count
             scheduled.append(ScheduledRequest(request, count))
-        return copies
 
     def _may_fit(self, request: Request, match: PrefixMatch) -> bool:
         """False where no eviction could make room: asked before acquiring, since that counts as a
         hit, which a request that waits for room must not be at every step."""
         blocks = self._cache.stats()
         num_missing = -(-request.num_tokens // self._block_size)
-        num_missing -= match.num_block_tokens // self._block_size
+        num_missing -= match.num_device_tokens // self._block_size
         return num_missing <= blocks.num_free + blocks.num_evictable
 
     def _follows(self, request: Request, match: PrefixMatch) -> bool:
@@ -195,8 +215,10 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         request.lease = lease
         request.num_computed_tokens = lease.num_cached_tokens
-        if request.num_cached_tokens is None:
+        if not request.is_admission_reported:
             request.num_cached_tokens = lease.num_cached_tokens
+            request.num_host_tokens = lease.num_host_tokens
+            request.num_disk_tokens = lease.num_disk_tokens
         if self._coalescer is not None:
             self._coalescer.lead(request)
 
@@ -217,6 +239,10 @@ class Scheduler:
         request.is_admission_reported = True
         if token_id is None:
             return RequestUpdate(request, None, is_first_admission)
+        if request.num_tokens >= request.max_num_tokens:
+            # Nothing was to be generated: the prompt's KV is all that was asked for.
+            self._finish(request)
+            return RequestUpdate(request, None, is_first_admission, FinishReason.LENGTH)
         request.append(token_id)
         self.counters.generated_tokens += 1
         reason = self._finish_reason(request, token_id)
@@ -278,6 +304,7 @@ class Scheduler:
             assert request.status is RequestStatus.RUNNING
             assert request.lease is not None
             assert request.num_computed_tokens < request.num_tokens
+            assert request.num_computed_tokens >= request.lease.num_cached_tokens
         for request in self._waiting:
             assert request.status is RequestStatus.WAITING
             assert request.lease is None
@@ -285,3 +312,10 @@ class Scheduler:
         if not self._running and self._coalescer is not None:
             assert len(self._coalescer) == 0
         self._cache.check_integrity(self.leases())
+
+
+def _pending_copies(scheduled: Iterable[ScheduledRequest]) -> Iterable[RowCopy]:
+    for item in scheduled:
+        lease = item.request.lease
+        if lease is not None and lease.pending_copy is not None:
+            yield lease.pending_copy

@@ -25,6 +25,7 @@ __all__ = [
     "path",
     "redis_url",
     "size",
+    "size_or_zero",
     "text",
 ]
 
@@ -61,6 +62,11 @@ def boolean(value: str) -> bool:
     if word in _FALSE:
         return False
     raise ValueError(f"expected true or false, got {value!r}")
+
+
+def size_or_zero(value: str) -> int:
+    """As :func:`size`, and 0."""
+    return 0 if value.strip() == "0" else size(value)
 
 
 def size(value: str) -> int:

@@ -6,9 +6,11 @@ feeds the reference's token and records how far the engine's logits were off at 
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,15 +22,18 @@ from cache_store.cache import Cache
 from cache_store.eviction import make_eviction_policy
 from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
+from cache_store.tier_manager import LowerTiers
+from cache_store.tiers.codec import make_codec
 from cache_store.tiers.device import DeviceTier
 from model_worker.attention.backend import ATTENTION_NAME, AttentionBackend, register_attention
 from model_worker.attention.cpu import CpuFlashBackend
 from model_worker.attention.sdpa import SdpaBackend
 from model_worker.coalescer import Coalescer
 from model_worker.engine import Engine, EngineLimits
+from model_worker.lower_tiers import WorkerTiers, build_lower_tiers
 from model_worker.model_runner import ModelRunner
 from model_worker.pacer import PrefillPacer
-from model_worker.protocol import AddRequest, RequestOutput, SamplingParams
+from model_worker.protocol import AddRequest, RequestOutput, SamplingParams, WorkerConfig
 from model_worker.request import Request
 from model_worker.sampler import Sampler
 from model_worker.scheduler import Scheduler
@@ -128,6 +133,10 @@ class RigOptions:
     backend: str = "cpu"
     device: str = "cpu"
     policy: str = "lru"
+    num_host: int = 0  # blocks; 0 for no such tier
+    disk_folder: Path | None = None
+    num_disk: int = 0
+    host_dtype: str = "exact"
 
 
 class EngineRig:
@@ -142,12 +151,17 @@ class EngineRig:
         self.tier = DeviceTier(
             self.spec, options.num_blocks, torch.float32, torch.device(options.device)
         )
-        self.cache = build_cache(options)
+        pacer = PrefillPacer(options.max_itl_factor, options.chunk)
+        self.arrived = threading.Event()
+        self.tiers = build_tiers(options, self.tier, self.arrived.set)
+        self.cache = build_cache(options, None if self.tiers is None else self.tiers.lower)
+        if self.tiers is not None:
+            assert isinstance(self.cache, PrefixCache)
+            self.num_restored = self.tiers.restore_into(self.cache)
         self.sampler = sampler if sampler is not None else TeacherSampler()
         backend: AttentionBackend = (
             CpuFlashBackend(self.tier) if options.backend == "cpu" else SdpaBackend(self.tier)
         )
-        pacer = PrefillPacer(options.max_itl_factor, options.chunk)
         self.scheduler = Scheduler(
             self.cache,
             pacer,
@@ -202,7 +216,24 @@ class EngineRig:
                 self.engine.check_integrity()
                 return
             self.step()
+            if self.engine.is_stalled:
+                assert self.arrived.wait(10), "nothing runs and nothing arrives"
+            self.arrived.clear()
         raise AssertionError(f"not done after {max_steps} steps")
+
+    def settle(self, timeout_s: float = 10.0) -> None:
+        """Let all that is still to be copied to lower tiers be copied."""
+        until = time.monotonic() + timeout_s
+        while self.engine.is_saving:
+            assert time.monotonic() < until, "transfers do not end"
+            self.arrived.wait(0.05)
+            self.arrived.clear()
+            self.engine.advance_transfers()
+        self.engine.check_integrity()
+
+    def close(self) -> None:
+        if self.tiers is not None:
+            self.tiers.threads.close()
 
     def check(self, references: Mapping[str, Reference]) -> GateReport:
         """Serve all references at once, greedily; returns the report so far."""
@@ -238,11 +269,28 @@ def greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
 
 
-def build_cache(options: RigOptions) -> Cache:
+def build_cache(options: RigOptions, lower: LowerTiers | None) -> Cache:
     if not options.is_caching:
         return NullCache(options.num_blocks, options.block_size)
     policy = make_eviction_policy(options.policy)
-    return PrefixCache(options.num_blocks, options.block_size, policy)
+    return PrefixCache(options.num_blocks, options.block_size, policy, lower, clock_ns=time.time_ns)
+
+
+def build_tiers(
+    options: RigOptions, device: DeviceTier, wake: Callable[[], None]
+) -> WorkerTiers | None:
+    """As a worker does; sizes in blocks. Prefill counts as slow, so that every hit is loaded."""
+    payload = make_codec(options.host_dtype, device.spec).payload_bytes
+    is_disk = options.disk_folder is not None
+    config = WorkerConfig(
+        endpoint="",
+        worker_id="rig",
+        host_cache_size=options.num_host * payload,
+        host_cache_dtype=options.host_dtype,
+        disk_cache_dir=str(options.disk_folder) if is_disk else None,
+        disk_cache_size=options.num_disk * (payload + 16384) + 65536,
+    )
+    return build_lower_tiers(config, device, FINGERPRINT, lambda: None, wake, lambda line: None)
 
 
 def kv_spec(model: PreTrainedModel, block_size: int) -> KVCacheSpec:

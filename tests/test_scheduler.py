@@ -396,7 +396,7 @@ def test_a_request_that_waits_for_room_is_no_hit_at_every_step() -> None:
     world.step()
     acquired = []
     acquire = world.cache.acquire
-    world.cache.acquire = lambda match: acquired.append(match) or acquire(match)  # type: ignore[method-assign, func-returns-value]
+    world.cache.acquire = lambda *args: acquired.append(args) or acquire(*args)  # type: ignore[method-assign, func-returns-value]
     world.add("waits", [*prompt(16), *prompt(40, 2)], 8)
     for _ in range(5):
         world.step()

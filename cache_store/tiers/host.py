@@ -17,6 +17,7 @@ class HostTier:
 
     def __init__(self, num_blocks: int, payload_bytes: int, *, is_pinned: bool) -> None:
         """Raises MemoryError or RuntimeError when the host has no room."""
+        self.num_blocks = num_blocks
         shape = (num_blocks, payload_bytes)
         if is_pinned:
             memory = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
