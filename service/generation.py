@@ -168,9 +168,9 @@ class Generator:
                 if event.text:
                     recorder.text()
                 if event.finish_reason is not None:
-                    is_kept = True
                     if request.keeper is not None:
                         await request.keeper.keep(answer.outcome(worker.worker_id))
+                    is_kept = True
                 yield event
                 if event.finish_reason is not None:
                     return

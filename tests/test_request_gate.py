@@ -73,3 +73,20 @@ def test_draining_gives_up_in_time() -> None:
         assert await gate.drain(0.01) is False
 
     asyncio.run(run())
+
+
+def test_waiting_for_the_present_leaves_out_who_comes_later() -> None:
+    async def main() -> None:
+        gate = RequestGate(8)
+        assert await gate.wait_for_present(0.0)
+        (first,) = gate.admit(1)
+        assert not await gate.wait_for_present(0.01)
+        waiting = asyncio.create_task(gate.wait_for_present(10.0))
+        await asyncio.sleep(0)
+        (later,) = gate.admit(1)
+        first.close()
+        assert await waiting
+        assert gate.num_in_flight == 1
+        later.close()
+
+    asyncio.run(main())

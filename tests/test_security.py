@@ -12,6 +12,7 @@ from starlette.requests import Request
 from service.config import is_loopback
 from service.errors import AuthenticationFailed, BodyTooLarge, InvalidRequest, PermissionDenied
 from service.security import KeyRing, read_body
+from service.sessions.identity import DEFAULT_TENANT
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,15 @@ def test_an_empty_body() -> None:
 def test_a_false_announcement_is_not_trusted() -> None:
     with pytest.raises(BodyTooLarge):
         read([b"abcde"], 4, content_length="1")
+
+
+def test_each_key_is_a_tenant_of_its_own() -> None:
+    ring = KeyRing.of(["one", "two"], ["admin"])
+    tenants = [
+        ring.check(Headers({"x-api-key": key}), needs_admin=False)
+        for key in ("one", "two", "admin")
+    ]
+    assert len({*tenants, DEFAULT_TENANT}) == 4
+    assert ring.check(Headers({"authorization": "Bearer one"}), needs_admin=False) == tenants[0]
+    assert all("one" not in tenant and len(tenant) == 32 for tenant in tenants)
+    assert KeyRing.of((), ()).check(Headers({}), needs_admin=False) == DEFAULT_TENANT

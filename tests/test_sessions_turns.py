@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from prometheus_client import CollectorRegistry
 
 from cache_store.metadata.base import MetadataError, SessionRecord
@@ -331,6 +332,23 @@ def test_a_session_is_over_after_its_time_and_its_blocks_go() -> None:
         await bench.reaper.tick()
         assert bench.commands(PrefixAction.DROP) == [served(turn, "hello")]
         assert await bench.store.num_sessions() == 0
+
+    run(test)
+
+
+def test_an_end_that_the_store_did_not_see_comes_again() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.say(chat("Hi"), "hello")
+        bench.now += 86_401
+        bench.store.is_away = True
+        with pytest.raises(MetadataError):
+            await bench.reaper.tick()
+        bench.store.is_away = False
+        await bench.reaper.tick()
+        assert len(bench.sessions._book) == 1
+        bench.now += 61
+        await bench.reaper.tick()
+        assert len(bench.sessions._book) == 0
 
     run(test)
 

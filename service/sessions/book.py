@@ -116,6 +116,14 @@ class SessionBook:
                 ended.append(SessionKey(tenant, session_id))
         return ended
 
+    def defer_end(self, key: SessionKey, ends_at: float) -> None:
+        """Have it told again then: its end could not be seen to."""
+        sessions = self._tenants.get(key.tenant)
+        entry = None if sessions is None else sessions.get(key.session_id)
+        if entry is not None:
+            entry.ends_at = ends_at
+            heapq.heappush(self._ends, (ends_at, key.tenant, key.session_id))
+
     def excess_sessions(self, limit: int) -> list[SessionKey]:
         """The least recently active beyond the limits: of a tenant that has too many, or of the
         one that has the most."""

@@ -24,6 +24,7 @@ __all__ = ["SessionReaper"]
 
 _TICK_S = 1.0
 _NUM_PER_TICK = 200  # of each kind of work
+_AGAIN_S = 60.0
 _log = logging.getLogger("headstart.sessions")
 
 
@@ -56,7 +57,7 @@ class SessionReaper:
             try:
                 await self.tick()
             except MetadataError:
-                pass  # counted where it arose; the work is found again or done by time
+                pass  # counted where it arose, and the work comes up again
             except Exception:  # a bug here must not end the deletions that were promised
                 _log.exception("the upkeep of sessions failed")
 
@@ -65,7 +66,7 @@ class SessionReaper:
         await self._blocks.work_off_drops()
         now = self._records.clock()
         for key in self._book.take_idle(now, _NUM_PER_TICK):
-            await self._put_to_rest(key)
+            await self._put_to_rest(key)  # if it fails, eviction does it in time
         for key in self._book.take_ended(now, _NUM_PER_TICK):
             await self._end(key)
         for key in self._book.excess_sessions(_NUM_PER_TICK):
@@ -94,12 +95,12 @@ class SessionReaper:
             await self._blocks.demote(record.worker_id, token_ids, record.cache_salt, keep)
 
     async def _end(self, key: SessionKey) -> None:
+        self._book.defer_end(key, self._records.clock() + _AGAIN_S)  # unless all goes well
         record = await self._fresh(key)
-        if record is None or ends_at(record) > self._records.clock():
-            return
-        if self._is_busy(key):  # it will be stored again, with another time to end
-            return
-        await self._delete(key)
+        if record is not None and ends_at(record) > self._records.clock():
+            self._book.defer_end(key, ends_at(record))
+        elif record is not None and not self._is_busy(key):
+            await self._delete(key)
 
     async def _give_up_history(self, key: SessionKey) -> None:
         record = await self._fresh(key)

@@ -17,7 +17,7 @@ __all__ = ["AddedToken", "Boundary", "Splicer"]
 
 EncodeBatch = Callable[[Sequence[str]], Sequence[NDArray[np.int32]]]
 
-_MAX_TOKENS = 256  # a vocabulary may reserve thousands that no template ever writes
+_MAX_TOKENS = 128  # a vocabulary may reserve thousands that no template ever writes
 # What may stand to the left and to the right of a cut: spaces, line ends, digits, contractions,
 # several scripts, and nothing at all.
 _SIDES = (
