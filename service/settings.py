@@ -6,60 +6,15 @@ It only describes: reading arguments and the environment is service.config's wor
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 from service import setting_types as kinds
+from service.setting import ENV_PREFIX, Section, Setting
 
 __all__ = ["ENV_PREFIX", "SECTIONS", "SETTINGS", "Section", "Setting", "settings_of"]
 
-ENV_PREFIX = "HEADSTART_"
 _GATEWAY = ("serve", "gateway")
 _WORKER = ("serve", "worker")
 _BOTH = ("serve", "gateway", "worker")
 _CHAT = ("chat",)
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One row of the table. ``parse`` raises ValueError; ``default`` None means "decided later"."""
-
-    name: str  # snake_case; the flag and the variable follow from it
-    parse: Callable[[str], Any]
-    default: Any
-    help: str
-    commands: tuple[str, ...]
-    metavar: str
-    default_text: str | None = None  # what to show where the default is decided later
-    is_list: bool = False  # repeatable, and comma separated
-    is_flag: bool = False
-    is_env_only: bool = False  # secrets: a command line can be read by other users
-    flag_name: str | None = None
-
-    @property
-    def flag(self) -> str:
-        return "--" + (self.flag_name or self.name.replace("_", "-"))
-
-    @property
-    def env(self) -> str:
-        return ENV_PREFIX + self.name.upper()
-
-    @property
-    def default_label(self) -> str:
-        if self.default_text is not None:
-            return self.default_text
-        if self.is_flag:
-            return "off"
-        return "none" if self.default is None or self.default == () else str(self.default)
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Settings that belong together, for the help and the documentation."""
-
-    title: str
-    settings: tuple[Setting, ...]
 
 
 _GATEWAY_SETTINGS = (
