@@ -21,13 +21,14 @@ from service.errors import ModelNotFound, Unavailable
 from service.fleet import Fleet
 from service.generation import Generator
 from service.metadata_metrics import MetadataCollector
-from service.metrics import GatewayMetrics, QueueReading, WorkerReading
+from service.metrics import GatewayMetrics
 from service.request_gate import RequestGate
 from service.served_model import ServedModel
 from service.sessions.book import SessionLimits
 from service.sessions.identity import DEFAULT_TENANT, tenant_of_key
 from service.sessions.sessions import Sessions
 from service.tokenizer import ModelTokenizer, TokenizerError
+from service.worker_metrics import QueueReading, WorkerReading
 from service.workers.base import WorkerNotReadyError
 from service.workers.registry import WorkerRegistry
 

@@ -157,7 +157,12 @@ class Generator:
                     answer.num_cached_tokens = output.num_cached_tokens
                     waited = self._metrics.clock() - submitted_at
                     queue_s = waited if output.queue_s is None else output.queue_s
-                    recorder.admitted(output.num_cached_tokens, queue_s)
+                    recorder.admitted(
+                        output.num_cached_tokens,
+                        queue_s,
+                        output.num_host_tokens,
+                        output.num_disk_tokens,
+                    )
                 _raise_if_failed(output)
                 event, num_tokens = answer.take(output)
                 if num_tokens:

@@ -1,25 +1,22 @@
-"""The gateway's metrics: what was measured of requests, and what workers report of themselves.
+"""The gateway's metrics: what was measured of requests.
 
-Owns the metric names (stable, with the prefix ``headstart_``) and one recorder per request. The
-registry belongs to the app that made it, never to the process. Knows no prompt and no text.
+Owns the registry, which belongs to the app that made it and never to the process, and one recorder
+per request. Metric names are stable and have the prefix ``headstart_``. What workers report of
+themselves is ``service.worker_metrics``. Knows no prompt and no text.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
-from model_worker.protocol import WorkerStats
 from service.recent import RecentSamples
 from service.sessions.metrics import SessionMetrics
+from service.worker_metrics import QueueReading, WorkerCollector, WorkerReading
 
-__all__ = ["CONTENT_TYPE", "GatewayMetrics", "RequestRecorder", "WorkerReading"]
+__all__ = ["CONTENT_TYPE", "GatewayMetrics", "RequestRecorder"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -31,21 +28,8 @@ _INTERVAL_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05),
     *(0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0),
 )
+CACHE_SOURCES = ("device", "host", "disk")
 _REQUEST_BUCKETS = (*_FIRST_TOKEN_BUCKETS, 300.0, 600.0)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReading:
-    worker_id: str
-    epoch: int  # of the worker's life that the counters are of
-    is_ready: bool
-    stats: WorkerStats
-
-
-@dataclass(frozen=True, slots=True)
-class QueueReading:
-    num_queued: int
-    num_in_flight: int
 
 
 class GatewayMetrics:
@@ -91,7 +75,7 @@ class GatewayMetrics:
         self._cached = self._counter(
             "prompt_tokens_cached", "Prompt tokens that came out of a cache.", ("source",)
         )
-        self._cached_on_device = self._cached.labels("device")
+        self._cached_in = {source: self._cached.labels(source) for source in CACHE_SOURCES}
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests.")
         self._generation_tokens = self._counter(
             "generation_tokens", "Output tokens that counted in a request's usage."
@@ -102,7 +86,7 @@ class GatewayMetrics:
         for outcome in ("stop", "length", "abort", "error"):
             self._requests.labels(outcome)
         self.sessions = SessionMetrics(self.registry)
-        self.registry.register(_LiveCollector(workers, queue))
+        self.registry.register(WorkerCollector(workers, queue))
 
     def record(self, num_prompt_tokens: int, received_at: float) -> RequestRecorder:
         """``received_at`` is when the body had been read, by :attr:`clock`."""
@@ -138,15 +122,25 @@ class RequestRecorder:
         self.first_text_s: float | None = None  # seconds from the body read
         self._has_ended = False
 
-    def admitted(self, num_cached_tokens: int, queue_s: float) -> None:
-        """Counted once per request, at its first admission."""
+    def admitted(
+        self,
+        num_cached_tokens: int,
+        queue_s: float,
+        num_host_tokens: int = 0,
+        num_disk_tokens: int = 0,
+    ) -> None:
+        """Counted once per request, at its first admission. Of the cached tokens those of lower
+        tiers are named; the others were on the device."""
         if self._num_cached_tokens is not None:
             return
         self._num_cached_tokens = num_cached_tokens
         metrics = self._metrics
         metrics._queries.inc(self._num_prompt_tokens)
         metrics._hits.inc(num_cached_tokens)
-        metrics._cached_on_device.inc(num_cached_tokens)
+        num_below = num_host_tokens + num_disk_tokens
+        in_tier = (num_cached_tokens - num_below, num_host_tokens, num_disk_tokens)
+        for source, num_tokens in zip(CACHE_SOURCES, in_tier, strict=True):
+            metrics._cached_in[source].inc(num_tokens)
         metrics._prompt_tokens.inc(self._num_prompt_tokens)
         metrics._queue_time.observe(queue_s)
         metrics.recent.add_admission(metrics.clock(), self._num_prompt_tokens, num_cached_tokens)
@@ -187,94 +181,3 @@ class RequestRecorder:
             self.text()  # an answer without any text has its end for first content
             self._metrics._e2e.observe(self._metrics.clock() - self._received_at)
         self._metrics._requests.labels(outcome).inc()
-
-
-class _MonotonicCounter:
-    """One counter of one worker, over all of its lives. Kept from falling."""
-
-    def __init__(self) -> None:
-        self._epoch = 0
-        self._earlier = 0  # what the lives before this one came to
-        self._current = 0
-
-    def take(self, epoch: int, value: int) -> int:
-        """The total, given a reading. A lower one of the same life is no reset: while a worker is
-        lost, and until its first report on a new link, it reads as zero."""
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._earlier += self._current
-            self._current = 0
-        self._current = max(self._current, value)
-        return self._earlier + self._current
-
-
-class _LiveCollector(Collector):
-    """Gauges read when scraped, and workers' counters kept from falling when one starts again."""
-
-    def __init__(
-        self,
-        workers: Callable[[], Sequence[WorkerReading]],
-        queue: Callable[[], QueueReading],
-    ) -> None:
-        self._workers = workers
-        self._queue = queue
-        self._counters: defaultdict[tuple[str, str], _MonotonicCounter] = defaultdict(
-            _MonotonicCounter
-        )
-
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        workers = self._workers()
-        yield from self._gauges(workers)
-        for field, name, text in (
-            ("preemptions_total", "num_preemptions", "Requests preempted under memory pressure."),
-            ("prompt_tokens_computed_total", "prompt_tokens_computed", "Prompt tokens prefilled."),
-            ("generated_tokens_total", "worker_generated_tokens", "Tokens a worker has sampled."),
-            (
-                "coalesced_requests_total",
-                "coalesced_requests",
-                "Requests that waited for another's prefix.",
-            ),
-            ("evicted_blocks_total", "evicted_blocks", "KV blocks evicted."),
-            ("steps_total", "engine_steps", "Steps the engine has made."),
-        ):
-            family = CounterMetricFamily(f"headstart_{name}", text, labels=["worker"])
-            for worker in workers:
-                counter = self._counters[worker.worker_id, field]
-                total = counter.take(worker.epoch, getattr(worker.stats, field))
-                family.add_metric([worker.worker_id], total)
-            yield family
-
-    def _gauges(self, workers: Sequence[WorkerReading]) -> Iterator[GaugeMetricFamily]:
-        queue = self._queue()
-        for name, text, value in (
-            ("requests_queued", "Requests that wait for their first token.", queue.num_queued),
-            ("requests_in_flight", "Requests let in and not ended.", queue.num_in_flight),
-        ):
-            yield GaugeMetricFamily(f"headstart_{name}", text, value=value)
-        blocks = GaugeMetricFamily(
-            "headstart_kv_cache_blocks", "KV blocks by state.", labels=["worker", "state"]
-        )
-        per_worker = [
-            GaugeMetricFamily(f"headstart_{name}", text, labels=["worker"])
-            for name, text in (
-                ("num_requests_running", "Requests the worker computes for."),
-                ("num_requests_waiting", "Requests that wait in the worker."),
-                ("kv_cache_usage_perc", "Share of KV blocks held by running requests, 0 to 1."),
-                ("worker_ready", "1 if the worker takes requests."),
-            )
-        ]
-        for worker in workers:
-            stats = worker.stats
-            usage = stats.num_locked_blocks / stats.num_blocks if stats.num_blocks else 0.0
-            readings = (stats.num_running, stats.num_waiting, usage, float(worker.is_ready))
-            for family, reading in zip(per_worker, readings, strict=True):
-                family.add_metric([worker.worker_id], reading)
-            for state, count in (
-                ("free", stats.num_free_blocks),
-                ("evictable", stats.num_evictable_blocks),
-                ("locked", stats.num_locked_blocks),
-                ("total", stats.num_blocks),
-            ):
-                blocks.add_metric([worker.worker_id, state], count)
-        yield from per_worker
-        yield blocks

@@ -10,16 +10,18 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import summary
+from cache_store.events import Tier
 from cache_store.metadata.stats import MetadataStats
-from model_worker.protocol import WorkerStats
+from model_worker.protocol import TierReport, WorkerStats
 from service import settings_document
 from service.app import create_app
 from service.config import GatewayConfig
 from service.metadata_metrics import MetadataCollector
-from service.metrics import GatewayMetrics, QueueReading, WorkerReading
+from service.metrics import GatewayMetrics
 from service.request_fields import REQUEST_FIELDS, FieldKind, RequestField
 from service.routing import RoutingCollector
 from service.settings import SETTINGS
+from service.worker_metrics import QueueReading, WorkerReading
 from service.workers.fake import FakeWorker
 from service.workers.registry import WorkerRegistry
 from tests.gateway_kit import make_card
@@ -108,7 +110,7 @@ def endpoints(field: RequestField) -> str:
 
 
 def test_every_metric_is_documented_and_no_other() -> None:
-    stats = WorkerStats(num_blocks=4)
+    stats = WorkerStats(num_blocks=4, tiers=(TierReport(tier=Tier.HOST, load_block_s=0.1),))
     metrics = GatewayMetrics(
         lambda: [WorkerReading("local", 1, True, stats)], lambda: QueueReading(0, 0)
     )

@@ -13,8 +13,9 @@ import pytest
 from model_worker.protocol import AddRequest, ErrorCode, SamplingParams
 from service.errors import GatewayError, Unavailable
 from service.generation import GenerationRequest, Generator, TextEvent
-from service.metrics import GatewayMetrics, QueueReading
+from service.metrics import GatewayMetrics
 from service.request_gate import RequestGate
+from service.worker_metrics import QueueReading
 from service.workers.fake import FakeWorker
 from tests.gateway_kit import byte_ids_of, make_card, make_tokenizer
 

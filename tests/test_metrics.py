@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from model_worker.protocol import WorkerStats
-from service.metrics import GatewayMetrics, QueueReading, WorkerReading
+from cache_store.events import Tier
+from model_worker.protocol import TierReport, WorkerStats
+from service.metrics import GatewayMetrics
 from service.recent import HitRate, Percentiles, RecentSamples, percentiles
+from service.worker_metrics import QueueReading, WorkerReading
 
 
 @dataclass
@@ -47,6 +49,7 @@ def test_a_request_from_body_to_end() -> None:
     assert bench.value("prefix_cache_queries_total") == 40
     assert bench.value("prefix_cache_hits_total") == 32
     assert bench.value("prompt_tokens_cached_total", source="device") == 32
+    assert bench.value("prompt_tokens_cached_total", source="host") == 0
     assert bench.value("generation_tokens_total") == 3
     assert bench.value("time_to_first_token_seconds_sum", cache="hit") == pytest.approx(1.0)
     assert bench.value("time_to_first_token_seconds_count", cache="hit") == 1
@@ -57,6 +60,19 @@ def test_a_request_from_body_to_end() -> None:
     assert bench.value("e2e_request_latency_seconds_sum") == pytest.approx(1.2)
     assert bench.value("requests_total", outcome="length") == 1
     assert bench.value("requests_total", outcome="abort") == 0
+
+
+def test_cached_tokens_are_counted_by_the_tier_they_came_from() -> None:
+    bench = Bench()
+    recorder = bench.metrics.record(100, received_at=100.0)
+    recorder.admitted(80, queue_s=0.0, num_host_tokens=30, num_disk_tokens=40)
+    recorder.admitted(80, queue_s=0.0, num_host_tokens=80)
+    tokens = [
+        bench.value("prompt_tokens_cached_total", source=source)
+        for source in ("device", "host", "disk")
+    ]
+    assert tokens == [10, 30, 40]
+    assert bench.value("prefix_cache_hits_total") == 80
 
 
 def test_tokens_that_come_together_count_one_interval_each() -> None:
@@ -125,6 +141,47 @@ def test_counters_are_kept_apart_by_worker_and_name() -> None:
     assert bench.value("num_preemptions_total", worker="a") == 4
     assert bench.value("num_preemptions_total", worker="b") == 3
     assert bench.value("engine_steps_total", worker="b") == 20
+
+
+def test_what_tiers_report() -> None:
+    bench = Bench()
+    host = TierReport(
+        tier=Tier.HOST, num_blocks=9, num_cached=7, promoted_total=1, stored_total=2,
+        dropped_total=3, failed_total=4, loads_total=5, recomputes_total=6, load_s_total=0.5,
+        recompute_s_total=2.25, load_block_s=0.125,
+    )  # fmt: skip
+    stats = WorkerStats(num_transfers=2, tiers=(host, TierReport(tier=Tier.DISK, loads_total=1)))
+    bench.workers = [WorkerReading("w", 1, True, stats)]
+    labels = {"worker": "w", "tier": "host"}
+    assert bench.value("num_transfers", worker="w") == 2
+    assert bench.value("tier_blocks", state="cached", **labels) == 7
+    assert bench.value("tier_blocks", state="total", **labels) == 9
+    assert bench.value("tier_promoted_blocks_total", **labels) == 1
+    assert bench.value("tier_stored_blocks_total", **labels) == 2
+    assert bench.value("tier_dropped_blocks_total", **labels) == 3
+    assert bench.value("tier_failed_blocks_total", **labels) == 4
+    assert bench.value("tier_load_decisions_total", decision="load", **labels) == 5
+    assert bench.value("tier_load_decisions_total", decision="recompute", **labels) == 6
+    assert bench.value("tier_load_estimate_seconds_total", decision="load", **labels) == 0.5
+    assert bench.value("tier_load_estimate_seconds_total", decision="recompute", **labels) == 2.25
+    assert bench.value("tier_load_block_seconds", **labels) == 0.125
+    labels["tier"] = "disk"
+    assert bench.value("tier_load_decisions_total", decision="load", **labels) == 1
+    assert bench.value("tier_load_block_seconds", **labels) is None
+
+
+def test_a_tiers_counters_never_fall() -> None:
+    bench = Bench()
+    seen = []
+    for epoch, tiers in (
+        (1, (TierReport(tier=Tier.HOST, load_s_total=1.5),)),
+        (1, ()),  # the link is lost
+        (2, (TierReport(tier=Tier.HOST, load_s_total=0.25),)),
+    ):
+        bench.workers = [WorkerReading("w", epoch, True, WorkerStats(tiers=tiers))]
+        labels = {"worker": "w", "tier": "host", "decision": "load"}
+        seen.append(bench.value("tier_load_estimate_seconds_total", **labels))
+    assert seen == [1.5, None, 1.75]
 
 
 def test_two_apps_have_metrics_of_their_own() -> None:
