@@ -339,6 +339,8 @@ def test_a_session_is_over_after_its_time_and_its_blocks_go() -> None:
 def test_an_end_that_the_store_did_not_see_comes_again() -> None:
     async def test(bench: Bench) -> None:
         await bench.say(chat("Hi"), "hello")
+        bench.now += 61
+        await bench.reaper.tick()
         bench.now += 86_401
         bench.store.is_away = True
         with pytest.raises(MetadataError):
