@@ -290,6 +290,22 @@ def test_the_services_answer_a_chat(started: Running) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
 
 
+def test_a_worker_that_was_restarted_loads_what_it_had_computed(started: Running) -> None:
+    headers = {"Authorization": f"Bearer {started.secret('api-keys')}"}
+    with httpx.Client(base_url=started.url, headers=headers, timeout=60.0) as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        prompt = "what the disk keeps outlasts the worker " * 10
+        body = {"model": model["id"], "prompt": prompt, "max_tokens": 1}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        assert started.stop("worker-cpu") == 0
+        started.start("worker-cpu")
+        started.wait_healthy("worker-cpu")
+        started.wait_healthy("gateway")
+        usage = client.post("/v1/completions", json=body).json()["usage"]
+    whole_blocks = (usage["prompt_tokens"] - 1) // 32 * 32
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= whole_blocks > 0
+
+
 def test_nobody_is_served_without_a_key(started: Running) -> None:
     assert httpx.get(f"{started.url}/v1/models").status_code == 401
 
