@@ -73,11 +73,13 @@ class WorkerParts:
         if self.tiers is not None:
             self.tiers.threads.close()
 
-    def new_engine(self) -> Engine:
+    def new_engine(self, *, is_storing: bool = True) -> Engine:
+        """Without ``is_storing`` on a cache of its own that keeps nothing, in any tier."""
         block_size = self.config.block_size
-        is_sharing = self.config.cache == "prefix"
+        is_sharing = is_storing and self.config.cache == "prefix"
+        cache = self.cache if is_storing else NullCache(self.bill.num_blocks, block_size)
         scheduler = Scheduler(
-            self.cache,
+            cache,
             self.pacer,
             block_size=block_size,
             max_num_seqs=self.config.max_num_seqs,
@@ -91,7 +93,7 @@ class WorkerParts:
             vocab_size=self.loaded.vocab_size,
             max_num_waiting=self.config.max_num_waiting,
         )
-        return Engine(scheduler, self.runner, self.cache, self.pacer, limits, time.monotonic)
+        return Engine(scheduler, self.runner, cache, self.pacer, limits, time.monotonic)
 
 
 def build_worker(
@@ -196,10 +198,10 @@ def _build_cache(config: WorkerConfig, num_blocks: int, lower: LowerTiers | None
 
 def warm_up(parts: WorkerParts) -> None:
     """A real request through a real engine: kernels are set up, and the pacer has measured what
-    a decode step and a prefill token cost before the first client asks.
+    a decode step and a prefill token cost before the first client asks. Nothing of it is stored.
 
     Raises ModelLoadError if it fails, as every client's request then would."""
-    engine = parts.new_engine()
+    engine = parts.new_engine(is_storing=False)
     length = min(WARM_UP_PROMPT_TOKENS, parts.loaded.max_model_len - WARM_UP_OUTPUT_TOKENS)
     prompt = np.random.default_rng(0).integers(0, parts.loaded.vocab_size, max(length, 1))
     for number in range(2):  # the first one also pays for lazy set-up
@@ -211,7 +213,6 @@ def warm_up(parts: WorkerParts) -> None:
                 sampling_params=SamplingParams(
                     max_tokens=WARM_UP_OUTPUT_TOKENS, temperature=0.0, ignore_eos=True
                 ),
-                cache_salt=f"warm-up {number}",
             ),
         )
         while engine.has_work:
@@ -219,4 +220,3 @@ def warm_up(parts: WorkerParts) -> None:
     for output in engine.take_outputs()["warm-up"]:
         if output.error is not None:
             raise ModelLoadError(f"the first request, a trial, failed: {output.error.message}")
-    parts.cache.reset()

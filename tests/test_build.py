@@ -8,19 +8,24 @@ from typing import cast
 import pytest
 
 from model_worker.build import WorkerParts, warm_up
+from model_worker.engine import Engine
 from model_worker.loader import ModelLoadError
 from tests.test_scheduler import MAX_MODEL_LEN, VOCAB, World
 
 
 def parts_of(world: World, max_model_len: int = MAX_MODEL_LEN) -> WorkerParts:
     loaded = SimpleNamespace(max_model_len=max_model_len, vocab_size=VOCAB)
-    parts = SimpleNamespace(new_engine=lambda: world.engine, loaded=loaded, cache=world.cache)
-    return cast(WorkerParts, parts)
+
+    def new_engine(*, is_storing: bool) -> Engine:
+        assert not is_storing
+        return world.engine
+
+    return cast(WorkerParts, SimpleNamespace(new_engine=new_engine, loaded=loaded))
 
 
 @pytest.mark.parametrize("max_model_len", [2, 8, 9, MAX_MODEL_LEN])
 def test_the_trial_leaves_nothing_behind(max_model_len: int) -> None:
-    world = World()
+    world = World(is_caching=False)
     warm_up(parts_of(world, max_model_len))
     assert world.runner.batches
     stats = world.engine.stats()
@@ -28,7 +33,7 @@ def test_the_trial_leaves_nothing_behind(max_model_len: int) -> None:
 
 
 def test_a_model_that_fails_is_not_served() -> None:
-    world = World()
+    world = World(is_caching=False)
     world.runner.fails_next = True
     with pytest.raises(ModelLoadError, match="a trial, failed: the model failed on this step"):
         warm_up(parts_of(world))
