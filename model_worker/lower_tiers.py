@@ -6,6 +6,7 @@ requests or of what is stored.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from model_worker.loader.errors import ModelLoadError
 from model_worker.memory import free_host_memory, size_text
 from model_worker.worker_config import WorkerConfig
 
+logger = logging.getLogger(__name__)
+
 CUDA_SHARE_OF_FREE = 0.25
 # Written to disk at once: large enough for an fsync to be worth it, small enough that reading the
 # blocks back one by one is not delayed by long.
@@ -39,15 +42,16 @@ WRITE_BATCH_BYTES = 16 * 2**20
 @dataclass(frozen=True)
 class WorkerTiers:
     """What is below the device; ``lower`` is what a cache is given. ``found`` is what was on disk
-    when the worker started."""
+    when the worker started, until a cache has taken it up: it holds token ids."""
 
     lower: LowerTiers
     threads: TransferThreads
     disk: DiskStore | None
-    found: tuple[FoundBlock, ...]
+    found: list[FoundBlock]
 
     def restore_into(self, cache: PrefixCache) -> int:
-        """Let the cache know what was found on disk; the number of blocks. Before any transfer."""
+        """Let the cache know what was found on disk; the number of blocks. Once, and before any
+        transfer."""
         if self.disk is None or not self.found:
             return 0
         ids = cache.restore([StoredBlock(each.key, each.stored_at) for each in self.found])
@@ -57,8 +61,13 @@ class WorkerTiers:
                 useless.append(each.ref)
             else:
                 self.disk.adopt(disk_id, each.ref)
-        self.disk.discard(useless)
-        return len(self.found) - len(useless)
+        try:
+            self.disk.discard(useless)
+        except DiskStoreError as error:  # they are of no use, and no harm
+            logger.warning("blocks on disk could not be erased: %s", error)
+        num_restored = len(self.found) - len(useless)
+        self.found.clear()
+        return num_restored
 
 
 def build_lower_tiers(
@@ -81,7 +90,7 @@ def build_lower_tiers(
         num_blocks[Tier.HOST] = host.num_blocks
         progress(_line("Host tier", host.num_blocks, device.spec, codec))
     disk: DiskStore | None = None
-    found: tuple[FoundBlock, ...] = ()
+    found: list[FoundBlock] = []
     if config.disk_cache_dir is not None:
         disk, found = _open_disk(config, codec, device.spec, fingerprint)
         num_blocks[Tier.DISK] = disk.num_slots
@@ -124,16 +133,22 @@ def _build_host(config: WorkerConfig, device: DeviceTier, codec: BlockCodec) -> 
 
 def _open_disk(
     config: WorkerConfig, codec: BlockCodec, spec: KVCacheSpec, fingerprint: str
-) -> tuple[DiskStore, tuple[FoundBlock, ...]]:
+) -> tuple[DiskStore, list[FoundBlock]]:
     assert config.disk_cache_dir is not None
     key_file = config.encryption_key_file
     form = DiskFormat(fingerprint, HASH_VERSION, spec.block_size, codec.payload_bytes, codec.name)
     try:
         cipher = None if key_file is None else Cipher.from_key_file(Path(key_file))
+    except CipherError as error:
+        raise ModelLoadError(f"--encryption-key-file: {error}") from error
+    try:
         store = DiskStore(Path(config.disk_cache_dir), form, config.disk_cache_size, cipher)
-        return store, tuple(store.scan())
-    except (CipherError, DiskStoreError) as error:
-        raise ModelLoadError(f"--disk-cache-dir: {error}") from error
+        return store, store.scan()
+    except DiskStoreError as error:
+        raise ModelLoadError(
+            f"--disk-cache-dir {config.disk_cache_dir}, "
+            f"--disk-cache-size {size_text(config.disk_cache_size)}: {error}"
+        ) from error
 
 
 def _line(name: str, num_blocks: int, spec: KVCacheSpec, codec: BlockCodec) -> str:

@@ -94,20 +94,20 @@ class Int8Codec:
         self.payload_bytes = self._num_numbers + int(np.prod(self._rows)) * _SCALE_BYTES
 
     def encode(self, block: BlockView, payload: Payload) -> None:
-        for part, numbers, scales in zip(
-            (block.keys, block.values), *self._parts(payload), strict=True
-        ):
-            values = self._to_float(part)
-            np.max(np.abs(values), axis=-1, out=scales)
-            scales /= _INT8_MAX
-            steps = np.where(scales == 0.0, np.float32(1.0), scales)[..., None]
-            np.copyto(numbers, np.rint(values / steps).astype(np.int8))
+        parts = zip((block.keys, block.values), *self._parts(payload), strict=True)
+        with np.errstate(all="ignore"):  # rows that were never written hold anything, NaN included
+            for part, numbers, scales in parts:
+                values = self._to_float(part)
+                np.max(np.abs(values), axis=-1, out=scales)
+                scales /= _INT8_MAX
+                steps = np.where(scales == 0.0, np.float32(1.0), scales)[..., None]
+                np.copyto(numbers, np.rint(values / steps).astype(np.int8))
 
     def decode(self, payload: Payload, block: BlockView) -> None:
-        for part, numbers, scales in zip(
-            (block.keys, block.values), *self._parts(payload), strict=True
-        ):
-            self._from_float(numbers.astype(np.float32) * scales[..., None], part)
+        parts = zip((block.keys, block.values), *self._parts(payload), strict=True)
+        with np.errstate(all="ignore"):
+            for part, numbers, scales in parts:
+                self._from_float(numbers.astype(np.float32) * scales[..., None], part)
 
     def clear_rows(self, payload: Payload, num_rows: int) -> None:
         for part in self._parts(payload):
