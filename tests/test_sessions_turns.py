@@ -165,6 +165,23 @@ def test_a_turn_that_goes_on_from_what_another_stored_meanwhile_is_added() -> No
     run(test)
 
 
+def test_turns_at_once_in_two_namespaces_are_not_mixed() -> None:
+    async def test(bench: Bench) -> None:
+        one = await bench.begin(chat("Hi"), salt="a")
+        two = await bench.begin(chat("Hi"), salt="b")
+        await one.keep(outcome("first"))
+        await two.keep(outcome("second"))
+        record = await bench.stored()
+        assert record is not None
+        assert record.cache_salt == "a"
+        await bench.reaper.tick()
+        (drop,) = bench.worker.prefix_commands
+        assert (drop.action, drop.cache_salt) == (PrefixAction.DROP, "b")
+        assert ids_in(drop.prompt_token_ids) == served(two, "second")
+
+    run(test)
+
+
 def test_two_first_turns_at_once_make_one_session() -> None:
     async def test(bench: Bench) -> None:
         one, two = await bench.begin(chat("one")), await bench.begin(chat("two"))

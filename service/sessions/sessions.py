@@ -7,7 +7,6 @@ templates or of how a request is generated.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from service.workers.base import Worker
 __all__ = ["SessionSettings", "Sessions"]
 
 _MAX_RELATIVES = 16  # looked at when a session is deleted
-_log = logging.getLogger("headstart.sessions")
 
 TokenIds = NDArray[np.int32]  # 1-D
 
@@ -201,7 +199,7 @@ class Sessions:
     async def delete(self, key: SessionKey) -> bool:
         """Whether there was one. What workers hold for it alone is removed soon after; a request
         under way is answered, and not remembered."""
-        turns = self._turns.get(key, ())
+        turns = tuple(self._turns.get(key, ()))
         for turn in turns:
             turn.forget()
         record = await self.records.delete(key)
@@ -234,19 +232,22 @@ class Sessions:
         history = History.decode(record.history, None)
         if history is None:
             return
-        others = await self._relatives(record.tenant, history)
+        others = await self._relatives(record, history)
         for token_ids in history.sequences():
             keep = max((num_common_tokens(token_ids, other) for other in others), default=0)
             self.blocks.drop(token_ids, record.cache_salt, keep)
 
-    async def _relatives(self, tenant: str, history: History) -> list[TokenIds]:
+    async def _relatives(self, record: SessionRecord, history: History) -> list[TokenIds]:
+        """What its forks go on with in the same namespace."""
         found = []
         for session_id in history.relatives:
             try:
-                record = await self.records.get(SessionKey(tenant, session_id))
+                relative = await self.records.get(SessionKey(record.tenant, session_id))
             except MetadataError:
                 break
-            other = None if record is None else History.decode(record.history, history.model)
+            if relative is None or relative.cache_salt != record.cache_salt:
+                continue
+            other = History.decode(relative.history, history.model)
             if other is not None:
                 found.append(other.token_ids)
         return found

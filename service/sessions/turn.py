@@ -61,8 +61,9 @@ class TurnStart:
 
 
 class Turn:
-    """``drop`` has a token sequence removed from the workers
-    (ids, cache salt); ``in_background`` runs what nobody waits for."""
+    """``drop`` has a token sequence removed from the workers (ids, cache salt);
+    ``in_background`` runs what nobody waits for; ``on_end`` is called once nothing is kept any
+    more."""
 
     def __init__(
         self,
@@ -191,7 +192,7 @@ class Turn:
             self._on_end(self)
 
     async def _store(self, prompt: Prompt, answer: ServedAnswer, outcome: Outcome) -> bool:
-        """Whether it is stored, or rightly is not; False if the session is gone."""
+        """Whether it is stored, or rightly is not; False if the session is gone from here."""
         base, stored = self._base, self._history
         for _ in range(_MAX_TRIES):
             history, given_up = self._merged(prompt, answer, stored)
@@ -206,6 +207,8 @@ class Turn:
             latest = await self._records.get(self.key)
             if self._is_forgotten or (latest is None and base is not None):
                 return False
+            if latest is not None and latest.cache_salt != self.cache_salt:
+                return False  # it went on in another namespace: nothing of it stands beside ours
             base = latest
             stored = self._stored_history(latest) or self._history
         _log.warning("a session's turn was not stored: the session changes too quickly")
@@ -275,9 +278,6 @@ class Turn:
         history = History.empty(self._model.fingerprint, key)
         record = self._start.record
         is_first = record is None or not record.num_prompt_tokens_total
-        is_known_to_be_first = is_first and self._start.is_read
-        return (
-            history
-            if is_known_to_be_first
-            else msgspec.structs.replace(history, num_exact_tokens=NEVER)
-        )
+        if is_first and self._start.is_read:
+            return history
+        return msgspec.structs.replace(history, num_exact_tokens=NEVER)
