@@ -5,7 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("tree", "trace_replay", "metadata", "overhead", "decode", "shared_prefix", "gateway")
+NAMES = (
+    "tree",
+    "trace_replay",
+    "session_replay",
+    "metadata",
+    "disk_layout",
+    "overhead",
+    "decode",
+    "shared_prefix",
+    "pressure",
+    "gateway",
+    "churn",
+)
 
 
 def main(names: list[str]) -> int:

@@ -12,6 +12,7 @@ from model_worker.engine import Engine
 from model_worker.protocol import AddRequest, RequestOutput, SamplingParams, WorkerConfig
 
 LINK = "benchmark"
+STALL_S = 0.0002
 
 
 def build_parts(**overrides: object) -> WorkerParts:
@@ -37,8 +38,18 @@ def step(engine: Engine) -> tuple[float, list[RequestOutput]]:
     """Seconds of one step with its outputs taken, as the engine loop does."""
     started = time.perf_counter()
     engine.step()
+    if engine.is_stalled:
+        time.sleep(STALL_S)  # in place of the wake-up that the engine loop waits for
     outputs = engine.take_outputs().get(LINK, [])
+    engine.take_events()
     return time.perf_counter() - started, outputs
+
+
+def settle(engine: Engine) -> None:
+    """Let all that is still to be copied to lower tiers be copied."""
+    while engine.is_saving:
+        time.sleep(STALL_S)
+        engine.advance_transfers()
 
 
 def run(engine: Engine) -> None:
