@@ -76,3 +76,12 @@ def test_an_id_that_stands_for_no_written_token_gives_no_boundary() -> None:
     splicer = tokenizer.splicer
     assert splicer.boundaries("hello<|im_end|>", ids) == [Boundary(15, len(ids))]
     assert splicer.boundaries("hello, hello", ids) == []
+
+
+def test_a_tokenizer_that_cannot_be_cut_is_told_of_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrapped(build_tokenizer())
+    assert caplog.text == ""
+    tokenizer_of.__wrapped__("at_the_start")
+    assert "sessions re-encode every turn: the tokenizer has no added token" in caplog.text
