@@ -46,6 +46,7 @@ class WorkerTiers:
 
     lower: LowerTiers
     threads: TransferThreads
+    host: HostTier | None
     disk: DiskStore | None
     found: list[FoundBlock]
 
@@ -102,7 +103,7 @@ def build_lower_tiers(
     threads = TransferThreads(TierStorage(device, codec, host, disk, write_blocks), wake)
     planner = LoadPlanner(device.spec.block_size, prefill_token_s, time.monotonic)
     lower = LowerTiers(num_blocks, threads, planner, time.monotonic, write_blocks)
-    return WorkerTiers(lower, threads, disk, found)
+    return WorkerTiers(lower, threads, host, disk, found)
 
 
 def _build_host(config: WorkerConfig, device: DeviceTier, codec: BlockCodec) -> HostTier | None:

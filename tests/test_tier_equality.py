@@ -1,0 +1,354 @@
+"""The release gate through every tier: what comes back from memory or disk answers as before.
+
+Over grouped-query, multi-query and multi-head attention. The device's memory is overwritten while a
+prompt is away, so that only what was brought back can answer. Negative controls show that one wrong
+byte in host memory fails the gate, and that one on disk is a miss and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cache_store.events import Tier
+from cache_store.stats import TierStats
+from cache_store.transfer import TransferOrder
+from model_worker.protocol import PrefixAction, PrefixCommand, PrefixReply
+from tests.disk_kit import files_in
+from tests.rig import EngineRig, Reference, RigOptions
+from tests.test_token_equality import (
+    NEW_TOKENS,
+    model_of,
+    reference_of,
+    references,
+    shared_prefix_prompts,
+    token_ids,
+)
+
+FAMILIES = ("llama", "llama-mqa", "llama-mha")  # grouped-query, multi-query, multi-head
+PROMPT = token_ids(70, seed=2)
+NUM_STORED = 70 + NEW_TOKENS - 1  # the last token of an answer is never computed
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@contextmanager
+def rig_of(family: str, options: RigOptions) -> Iterator[EngineRig]:
+    rig = EngineRig(model_of(family), options)
+    try:
+        yield rig
+    finally:
+        rig.close()
+
+
+def on_prefix(rig: EngineRig, action: PrefixAction, ids: Sequence[int]) -> PrefixReply:
+    encoded = np.asarray(ids, dtype="<i4").tobytes()
+    return rig.engine.act_on_prefix(
+        PrefixCommand(call_id="c", action=action, prompt_token_ids=encoded)
+    )
+
+
+def in_tiers(rig: EngineRig, ids: Sequence[int]) -> tuple[int, int, int]:
+    """Stored tokens on the device, in host memory and on disk."""
+    reply = on_prefix(rig, PrefixAction.INSPECT, ids)
+    return (reply.num_device_tokens, reply.num_host_tokens, reply.num_disk_tokens)
+
+
+def demote(rig: EngineRig, reference: Reference) -> None:
+    """Take a prompt and its answer off the device, and leave nothing true there."""
+    ids = [*reference.prompt, *reference.token_ids]
+    on_prefix(rig, PrefixAction.DEMOTE, ids)
+    rig.settle()
+    assert in_tiers(rig, ids)[0] == 0
+    if not rig.cache.stats().num_cached:
+        rig.tier.keys.fill_(50.0)
+        rig.tier.values.fill_(50.0)
+
+
+def from_tiers(rig: EngineRig, name: str) -> tuple[int, int, int]:
+    """Tokens of a prompt that came from anywhere, from host memory, from disk."""
+    outputs = rig.outputs[name]
+    return (
+        rig.num_cached(name),
+        sum(output.num_host_tokens for output in outputs),
+        sum(output.num_disk_tokens for output in outputs),
+    )
+
+
+def tier_stats(rig: EngineRig, tier: Tier) -> TierStats:
+    (found,) = [stats for stats in rig.cache.stats().tiers if stats.tier is tier]
+    return found
+
+
+def noted_orders(rig: EngineRig, monkeypatch: pytest.MonkeyPatch) -> list[TransferOrder]:
+    """All transfers from now on."""
+    assert rig.tiers is not None
+    orders: list[TransferOrder] = []
+    submit = rig.tiers.threads.submit
+
+    def note(order: TransferOrder) -> None:
+        orders.append(order)
+        submit(order)
+
+    monkeypatch.setattr(rig.tiers.threads, "submit", note)
+    return orders
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_demoted_to_host_and_promoted(family: str, block_size: int) -> None:
+    wanted = reference_of(family, tuple(PROMPT))
+    with rig_of(family, RigOptions(block_size=block_size, num_host=16)) as rig:
+        rig.check({"cold": wanted})
+        for number in range(2):  # the second time it is in host memory still
+            demote(rig, wanted)
+            assert in_tiers(rig, [*PROMPT, *wanted.token_ids]) == (0, NUM_STORED, 0)
+            rig.check({f"warm {number}": wanted})
+            assert from_tiers(rig, f"warm {number}") == (69, 69, 0)
+        turn = [*PROMPT, *wanted.token_ids, *token_ids(9, seed=3)]
+        demote(rig, wanted)
+        rig.check({"turn": reference_of(family, tuple(turn))}).assert_passes()
+        assert from_tiers(rig, "turn") == (NUM_STORED, NUM_STORED, 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_written_to_disk_and_promoted(family: str, block_size: int, tmp_path: Path) -> None:
+    wanted = reference_of(family, tuple(PROMPT))
+    options = RigOptions(block_size=block_size, disk_folder=tmp_path, num_disk=32)
+    with rig_of(family, options) as rig:
+        rig.check({"cold": wanted})
+        rig.settle()
+        demote(rig, wanted)
+        assert in_tiers(rig, [*PROMPT, *wanted.token_ids]) == (0, 0, NUM_STORED)
+        rig.check({"warm": wanted})
+        assert from_tiers(rig, "warm") == (69, 0, 69)
+        turn = [*PROMPT, *wanted.token_ids, *token_ids(9, seed=3)]
+        demote(rig, wanted)
+        rig.check({"turn": reference_of(family, tuple(turn))}).assert_passes()
+        assert from_tiers(rig, "turn") == (NUM_STORED, 0, NUM_STORED)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_from_host_to_disk_and_promoted(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host tier holds two of three prompts, so that the first is on disk alone."""
+    wanted = reference_of(family, tuple(PROMPT))
+    others = {f"b{i}": reference_of(family, tuple(token_ids(67, seed=4 + i))) for i in range(2)}
+    options = RigOptions(block_size=8, num_host=18, disk_folder=tmp_path, num_disk=64)
+    with rig_of(family, options) as rig:
+        orders = noted_orders(rig, monkeypatch)
+        rig.check({"cold": wanted})
+        demote(rig, wanted)
+        ways = [(order.source, order.target) for order in orders]
+        assert ways == [(Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DISK)]
+        for name, other in others.items():
+            rig.check({name: other})
+            demote(rig, other)
+        assert in_tiers(rig, [*PROMPT, *wanted.token_ids]) == (0, 0, NUM_STORED)
+        assert [in_tiers(rig, other.prompt)[1] for other in others.values()] == [67, 67]
+        rig.check({"warm": wanted, "other": others["b1"]}).assert_passes()
+        assert from_tiers(rig, "warm") == (69, 0, 69)
+        assert from_tiers(rig, "other") == (66, 66, 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_after_a_restart(family: str, tmp_path: Path) -> None:
+    """Forks of one prefix, with partly filled blocks at their ends."""
+    prompts = shared_prefix_prompts(5)
+    wanted = references(family, prompts)
+    options = RigOptions(block_size=16, disk_folder=tmp_path, num_disk=64)
+    with rig_of(family, options) as rig:
+        rig.check(wanted).assert_passes()
+        rig.settle()
+        num_saved = tier_stats(rig, Tier.DISK).num_cached
+    with rig_of(family, options) as rig:
+        assert rig.num_restored == num_saved
+        rig.check(wanted).assert_passes()
+        for name, prompt in prompts.items():
+            assert rig.num_cached(name) == len(prompt) - 1
+        # What several share is loaded once: the others find it on the device.
+        assert from_tiers(rig, "p0") == (len(prompts["p0"]) - 1, 0, len(prompts["p0"]) - 1)
+        rig.settle()
+        assert tier_stats(rig, Tier.DISK).stored_total == 0  # nothing is written twice
+
+
+OTHER_PROCESS = """
+import json, sys
+from pathlib import Path
+from tests.rig import EngineRig, RigOptions
+from tests.test_token_equality import model_of, references, shared_prefix_prompts
+
+options = RigOptions(block_size=16, disk_folder=Path(sys.argv[1]), num_disk=64)
+prompts = shared_prefix_prompts(3)
+rig = EngineRig(model_of("llama"), options)
+rig.check(references("llama", prompts)).assert_passes()
+print(json.dumps([[rig.num_cached(n), rig.outputs[n][0].num_disk_tokens] for n in prompts]))
+rig.close()
+"""
+
+
+def test_in_a_process_with_another_hash_seed(tmp_path: Path) -> None:
+    """Also in one without a seed. Each has a copy of the folder, and they run side by side."""
+    prompts = shared_prefix_prompts(3)
+    here = tmp_path / "here"
+    with rig_of("llama", RigOptions(block_size=16, disk_folder=here, num_disk=64)) as rig:
+        rig.check(references("llama", prompts)).assert_passes()
+        rig.settle()
+    processes = []
+    for seed in ("1", None):
+        folder = tmp_path / f"seed-{seed}"
+        shutil.copytree(here, folder)
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}
+        if seed is not None:
+            environment["PYTHONHASHSEED"] = seed
+        command = [sys.executable, "-c", OTHER_PROCESS, str(folder)]
+        processes.append(
+            subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
+        )
+    for process in processes:
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        cached = json.loads(out)
+        assert [all_tiers for all_tiers, _ in cached] == [len(p) - 1 for p in prompts.values()]
+        assert cached[0][1] == cached[0][0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("policy", ["lru", "slru"])
+def test_thrashing(family: str, policy: str, tmp_path: Path) -> None:
+    """Nine prompts over a device for two, a tiny host tier and a disk for half of them."""
+    options = RigOptions(
+        block_size=8, num_blocks=20, max_num_seqs=2, policy=policy,
+        num_host=6, disk_folder=tmp_path, num_disk=12,
+    )  # fmt: skip
+    wanted = references(family, shared_prefix_prompts(9))
+    with rig_of(family, options) as rig:
+        for turn in range(3):
+            named = {f"{name}.{turn}": reference for name, reference in wanted.items()}
+            rig.check(named).assert_passes()
+            rig.settle()
+        host, disk = tier_stats(rig, Tier.HOST), tier_stats(rig, Tier.DISK)
+        assert host.stored_total > host.num_blocks
+        assert disk.stored_total > disk.num_blocks
+        assert host.promoted_total + disk.promoted_total > 0
+        assert host.failed_total == disk.failed_total == 0
+
+
+@pytest.mark.parametrize("with_disk", [False, True])
+def test_preempted_requests_come_back_from_lower_tiers(with_disk: bool, tmp_path: Path) -> None:
+    """Five requests of up to 11 blocks in a pool of 16: what is thrown out goes down a tier."""
+    options = RigOptions(
+        block_size=8, num_blocks=16, chunk=32, max_model_len=120, num_host=8 if with_disk else 64
+    )
+    if with_disk:
+        options = replace(options, disk_folder=tmp_path, num_disk=64)
+    prompts = {f"p{i}": token_ids(40 + 3 * i, seed=20 + i) for i in range(5)}
+    wanted = {n: reference_of("llama", tuple(p), 24) for n, p in prompts.items()}
+    with rig_of("llama", options) as rig:
+        report = rig.check(wanted)
+        report.assert_passes()
+        assert report.num_positions == 5 * 24
+        assert rig.scheduler.counters.preemptions > 0
+        rig.settle()
+        assert tier_stats(rig, Tier.HOST).promoted_total > 0
+
+
+def test_a_prefetched_prompt_is_on_the_device_when_it_is_asked_for() -> None:
+    wanted = reference_of("llama", tuple(PROMPT))
+    with rig_of("llama", RigOptions(num_host=16)) as rig:
+        rig.check({"cold": wanted})
+        demote(rig, wanted)
+        assert on_prefix(rig, PrefixAction.PREFETCH, PROMPT).num_blocks_changed == 5
+        rig.settle()
+        rig.check({"warm": wanted}).assert_passes()
+        assert from_tiers(rig, "warm") == (69, 0, 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_negative_control_one_wrong_byte_in_host_memory_fails_the_gate(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = reference_of(family, tuple(PROMPT))
+    with rig_of(family, RigOptions(block_size=8, num_host=16)) as rig:
+        orders = noted_orders(rig, monkeypatch)
+        rig.check({"cold": wanted})
+        demote(rig, wanted)
+        assert rig.tiers is not None
+        assert rig.tiers.host is not None
+        # The upper bits of the exponent of one number among the values of a full block.
+        payload = rig.tiers.host.payload(orders[0].target_ids[4])
+        payload[len(payload) // 2 + 3] ^= 0x40
+        with pytest.raises(AssertionError):
+            rig.check({"warm": wanted}).assert_passes()
+        assert from_tiers(rig, "warm") == (69, 69, 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("place", [0.0, 0.3, 0.6, 0.9])
+def test_one_wrong_byte_on_disk_is_a_counted_miss(
+    family: str, place: float, tmp_path: Path
+) -> None:
+    """At the start of a record (its header), and at three places of its payload."""
+    wanted = reference_of(family, tuple(PROMPT))
+    options = RigOptions(block_size=8, disk_folder=tmp_path, num_disk=32)
+    with rig_of(family, options) as rig:
+        rig.check({"cold": wanted})
+        rig.settle()
+        demote(rig, wanted)
+        (path,) = files_in(tmp_path)
+        content = bytearray(path.read_bytes())
+        stride = (len(content) - 4096) // 10
+        content[4096 + 4 * stride + int(place * rig.spec.bytes_per_block)] ^= 1  # of the fifth
+        path.write_bytes(content)
+        rig.check({"warm": wanted}).assert_passes()
+        assert tier_stats(rig, Tier.DISK).failed_total >= 1
+        assert tier_stats(rig, Tier.DISK).promoted_total == 4
+        rig.settle()
+        rig.check({"again": wanted}).assert_passes()
+        assert from_tiers(rig, "again") == (69, 0, 0)
+
+
+def test_a_folder_that_vanishes_is_a_counted_miss(tmp_path: Path) -> None:
+    wanted = reference_of("llama", tuple(PROMPT))
+    folder = tmp_path / "tier"
+    with rig_of("llama", RigOptions(disk_folder=folder, num_disk=32)) as rig:
+        rig.check({"cold": wanted})
+        rig.settle()
+        demote(rig, wanted)
+        shutil.rmtree(folder)
+        rig.check({"warm": wanted}).assert_passes()
+        assert from_tiers(rig, "warm") == (0, 0, 0)
+        assert tier_stats(rig, Tier.DISK).failed_total == 5
+        rig.settle()
+
+
+def test_a_damaged_folder_is_used_as_far_as_it_is_whole(tmp_path: Path) -> None:
+    """A restart on files that were cut short and files that are not ours."""
+    prompts = shared_prefix_prompts(4)
+    wanted = references("llama", prompts)
+    options = RigOptions(block_size=8, disk_folder=tmp_path, num_disk=64)
+    with rig_of("llama", options) as rig:
+        for name in prompts:
+            rig.check({name: wanted[name]})
+            rig.settle()
+    paths = files_in(tmp_path)
+    assert len(paths) == 4
+    paths[1].write_bytes(paths[1].read_bytes()[:-5000])
+    paths[2].write_bytes(b"not ours")
+    (paths[0].parent / "notes.txt").write_text("nor this")
+    with rig_of("llama", options) as rig:
+        rig.check(wanted).assert_passes()
+        assert rig.num_cached("p0") == len(prompts["p0"]) - 1
+        assert rig.num_cached("p2") == 45
+    assert (paths[0].parent / "notes.txt").read_text() == "nor this"
