@@ -6,11 +6,13 @@ import dataclasses
 import functools
 import gzip
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.report import RESULTS
 from benchmarks.trace_cache import Capacity, ReplayResult, TraceReplay, replay
 from benchmarks.trace_plot import plot_policies, plot_tiers
 from benchmarks.trace_replay import capacity_runs, differences, replay_source, tier_capacities
@@ -239,6 +241,14 @@ def test_a_figure_that_is_not_the_reference_is_named(tmp_path: Path) -> None:
         f"airline, 200 blocks, lru: {rate}, not 0.5",
         f"airline, unbounded: {unbounded}, not {(unbounded[0], 0.5)}",
     ]
+
+
+def test_the_kept_results_are_those_of_the_reference() -> None:
+    for result in json.loads((RESULTS / "trace_replay.json").read_text())["results"]:
+        source = source_named(result["trace"])
+        assert list(differences(source, result)) == []
+        kept = {run["device_blocks"] for run in result["capacity_runs"]}
+        assert set(source.lru_by_capacity) <= kept
 
 
 def _data() -> Path:
