@@ -8,7 +8,7 @@ import torch
 
 from cache_store.block import KVCacheSpec
 from cache_store.tiers.codec import BlockCodec, Payload, make_codec
-from tests.tier_kit import DTYPES, make_spec, raw, view_of
+from tests.device_kit import DTYPES, make_spec, raw, view_of
 
 
 def draw(spec: KVCacheSpec, seed: int, scale: float = 1.0) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cache_store.tiers.device_blocks import CpuBlocks, device_blocks
-from tests.tier_kit import DTYPES, block_of, make_spec, make_tier, raw
+from tests.device_kit import DTYPES, block_of, make_spec, make_tier, raw
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

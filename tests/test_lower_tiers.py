@@ -19,8 +19,8 @@ from model_worker.loader.errors import ModelLoadError
 from model_worker.lower_tiers import WorkerTiers, build_lower_tiers
 from model_worker.memory import free_host_memory
 from model_worker.worker_config import WorkerConfig
+from tests.device_kit import make_spec, make_tier
 from tests.disk_kit import raw_content
-from tests.tier_kit import make_spec, make_tier
 
 SPEC = make_spec()
 BLOCK_BYTES = SPEC.bytes_per_block

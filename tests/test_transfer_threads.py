@@ -22,8 +22,8 @@ from cache_store.tiers.disk_store import DiskStore
 from cache_store.tiers.host import HostTier
 from cache_store.tiers.transfer_threads import TierStorage, TransferThreads
 from cache_store.transfer import BlockKey, TransferOrder, TransferResult
+from tests.device_kit import block_of, make_spec, make_tier
 from tests.disk_kit import BLOCK_SIZE, chain, files_in, num_descriptors, raw_content
-from tests.tier_kit import block_of, make_spec, make_tier
 
 KEYS = chain(1, 6)
 PARTIAL = chain(2, 1, num_last=2)[0]
