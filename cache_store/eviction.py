@@ -131,6 +131,8 @@ class EvictionQueue:
 
     def put_back(self, node: RadixNode) -> None:
         """Return the node that was popped last, still the next to be evicted."""
+        if self.holds(node):
+            return  # a child of it has gone since, which entered it again
         node.queue_marks |= self._mark
         self._line.appendleft((self._policy.key(node), node))
 

@@ -20,10 +20,12 @@ FORGET_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """``lowest``: the slowest tier to load from, DEVICE to load nothing. Estimates are those of
-    the lower-tier blocks of the hit: seconds to load them all, seconds to compute them."""
+    """``lowest``: the slowest tier to load from, DEVICE to load nothing; ``slowest``: of those that
+    the hit is in. Estimates are those of the lower-tier blocks of the hit: seconds to load them
+    all, seconds to compute them."""
 
     lowest: Tier
+    slowest: Tier
     load_s: float
     recompute_s: float
 
@@ -60,15 +62,15 @@ class LoadPlanner:
         block_s = (token_s or 0.0) * self._block_size
         recompute_s = block_s * (num_host_blocks + num_disk_blocks)
         load_s = host_s + disk_s
+        slowest = Tier.DISK if num_disk_blocks else Tier.HOST
         if token_s is None:
-            lowest = Tier.DISK if num_disk_blocks else Tier.HOST
-            return LoadPlan(lowest, load_s, recompute_s)
+            return LoadPlan(slowest, slowest, load_s, recompute_s)
         lowest, least = Tier.DEVICE, recompute_s
         if num_host_blocks and host_s + block_s * num_disk_blocks <= least:
             lowest, least = Tier.HOST, host_s + block_s * num_disk_blocks
         if num_disk_blocks and load_s <= least:
             lowest = Tier.DISK
-        return LoadPlan(lowest, load_s, recompute_s)
+        return LoadPlan(lowest, slowest, load_s, recompute_s)
 
     def record(self, tier: Tier, num_blocks: int, seconds: float) -> None:
         """Learn from a promotion of ``num_blocks`` that took ``seconds`` from order to end."""

@@ -15,7 +15,7 @@ from cache_store.prefix_match import PrefixMatch
 from cache_store.radix_node import RadixNode, path_of
 from cache_store.radix_tree import RadixTree
 from cache_store.tier_manager import TierManager
-from cache_store.token_bytes import TOKEN_BYTES, TokenIds
+from cache_store.token_bytes import TOKEN_BYTES, TokenIds, encode_tokens
 
 
 class PrefixActions:
@@ -38,7 +38,9 @@ class PrefixActions:
         nodes = [n for n in (*prefix.path, prefix.source) if n is not None and n.block_ids is None]
         count = sum(node.num_blocks for node in nodes)
         is_free = all(node.transfer is None for node in nodes)
-        if nodes and is_free and self._tiers.make_room(Tier.DEVICE, count):
+        may_fit = count <= self._tiers.num_available  # or all would be evicted in vain
+        if nodes and is_free and may_fit and self._tiers.make_room(Tier.DEVICE, count):
+            self._tiers.count_plan(plan)
             self._tiers.promote(nodes)
             report = replace(report, num_blocks_changed=count)
         if prefix.source is not None:
@@ -63,40 +65,55 @@ class PrefixActions:
         # What goes on from all of these tokens is this conversation's too: an answer that was cut
         # short, or asked for again.
         is_whole = match.num_tokens == len(token_ids)
-        own, num_left = self._own_nodes(match, keep_num_tokens, has_sequels=is_whole)
+        own, num_left = self._own_nodes(match, keep_num_tokens, with_sequels=is_whole)
         count = sum(self._tree.drop(node) for node in own)
         self._tiers.collect()
         return replace(_report(match), num_blocks_changed=count, num_blocks_left=num_left)
 
     def _own_nodes(
-        self, match: PrefixMatch, keep_num_tokens: int, *, has_sequels: bool = False
+        self, match: PrefixMatch, keep_num_tokens: int, *, with_sequels: bool = False
     ) -> tuple[list[RadixNode], int]:
         """The unlocked nodes of the match that nothing else continues from, deepest first, and
         how many of its own blocks are held by somebody.
 
-        ``has_sequels``: whatever continues from the end of the match is its own as well.
+        ``with_sequels``: whatever continues from all of the matched tokens is its own as well.
         """
-        position = match.position
-        if position is None:
+        if match.position is None:
             return [], 0
-        end = self._split_end(match)
         keep = -(-keep_num_tokens // self._tree.block_size)  # whole blocks
-        own: list[RadixNode] = []
+        end = self._split_end(match, with_partial=not with_sequels)
+        sequels = self._sequels(end, match) if with_sequels else []
+        own = [node for node in sequels if node.lock_ref == 0 and self._is_beyond(node, keep)]
+        held = [node for node in sequels if node.lock_ref and self._is_beyond(node, keep)]
+        num_gone = len(own)  # of the children of the node that comes next
         for node in reversed(path_of(end)):
-            if node.start < keep:
-                if node.start + node.num_blocks <= keep:
-                    break
-                self._tree.split_tail(node, node.start + node.num_blocks - keep)
             num_children = 0 if node.children is None else len(node.children)
-            if num_children > (1 if own else 0) and not (has_sequels and node is end):
+            if not self._is_beyond(node, keep) or num_children > num_gone + len(held):
                 break
             if node.lock_ref:
-                return own, sum(n.num_blocks for n in path_of(node) if n.start >= keep)
+                held += [each for each in path_of(node) if each.start >= keep]
+                break
             own.append(node)
-        return own, 0
+            num_gone = 1
+        return own, sum(node.num_blocks for node in held)
 
-    def _split_end(self, match: PrefixMatch) -> RadixNode:
-        """The node in which the match ends, a partly filled one that matches whole included."""
+    def _sequels(self, end: RadixNode, match: PrefixMatch) -> list[RadixNode]:
+        """The children of ``end`` that begin with what is matched beyond it."""
+        rest = encode_tokens(match.token_ids[match.num_block_tokens : match.num_tokens])
+        return [child for child in end.children or () if child.tokens.startswith(rest)]
+
+    def _is_beyond(self, node: RadixNode, keep: int) -> bool:
+        """Whether it lies beyond the first ``keep`` blocks of its path; if in part, it is split."""
+        num_kept = keep - node.start
+        if num_kept >= node.num_blocks:
+            return False
+        if num_kept > 0:
+            self._tree.split_tail(node, node.num_blocks - num_kept)
+        return True
+
+    def _split_end(self, match: PrefixMatch, *, with_partial: bool) -> RadixNode:
+        """The node that ends with the match's last whole block; ``with_partial``: the partly filled
+        one after it, if that matches whole."""
         position = match.position
         assert position is not None
         node, source = position.node, position.source
@@ -106,7 +123,7 @@ class PrefixActions:
             return node.parent
         num_rows = 0 if match.partial is None else match.partial.num_rows
         is_whole = source is not None and len(source.tokens) == num_rows * TOKEN_BYTES
-        return source if source is not None and is_whole else node
+        return source if source is not None and with_partial and is_whole else node
 
 
 def _report(match: PrefixMatch) -> PrefixReport:

@@ -17,9 +17,10 @@ from cache_store.cache import Lease, PrefixReport, RowCopy
 from cache_store.events import EVENT_CHUNK_TOKENS, CacheEvent, Tier
 from cache_store.eviction import EvictionPolicy
 from cache_store.integrity import check_ownership, check_tree
+from cache_store.load_planner import LoadPlan
 from cache_store.prefix_actions import PrefixActions
 from cache_store.prefix_match import PrefixMatch
-from cache_store.radix_node import RadixNode, is_arriving
+from cache_store.radix_node import RadixNode, is_arriving, path_of
 from cache_store.radix_tree import RadixTree, no_time
 from cache_store.restore import StoredBlock, restore_blocks
 from cache_store.stats import CacheStats, TierStats
@@ -33,23 +34,27 @@ _NS_PER_S = 1_000_000_000
 class _Holding:
     """What one lease holds: a locked path, and in its block table the blocks after that path.
 
-    ``block_ids[:num_shared]`` of the lease stand for the locked path; of that path, the nodes in
-    ``unloaded`` (in path order) have no block in the table yet. ``duplicates`` are blocks of the
-    table that are the lease's own, because the tree has others in their places. ``source`` is the
-    locked node whose first ``num_rows`` rows are to be copied.
+    ``block_ids[:num_shared]`` of the lease stand for the locked path; a table shorter than that
+    lacks what is to be loaded. ``duplicates`` are blocks of the table that are the lease's own,
+    because the tree has others in their places. ``source`` is the locked node whose first
+    ``num_rows`` rows are to be copied.
     """
 
     node: RadixNode
     num_shared: int
     bonus_ns: int
-    unloaded: list[RadixNode]
+    plan: LoadPlan | None  # of a hit in lower tiers, until it is followed
     source: RadixNode | None = None
     num_rows: int = 0
     duplicates: list[int] = field(default_factory=list)
 
-    @property
-    def num_unloaded(self) -> int:
-        return sum(node.num_blocks for node in self.unloaded)
+    def unloaded(self, lease: Lease) -> list[RadixNode]:
+        """The nodes that have no block in the table yet, parents first. Asked for each time, since
+        others may split them."""
+        num_ready = len(lease.block_ids)
+        if num_ready >= self.num_shared:
+            return []
+        return [node for node in path_of(self.node) if node.start >= num_ready]
 
 
 class PrefixCache:
@@ -96,43 +101,48 @@ class PrefixCache:
     def acquire(self, match: PrefixMatch, bonus_s: float = 0.0) -> Lease:
         match = self._tree.current(match)
         bonus_ns = int(bonus_s * _NS_PER_S)
-        prefix = self._tree.acquire(match, self._lowest_worth_loading(match), bonus_ns)
+        plan = self._plan(match)
+        lowest = Tier.DEVICE if plan is None else plan.lowest
+        prefix = self._tree.acquire(match, lowest, bonus_ns)
         ready: list[int] = []
-        unloaded: list[RadixNode] = []
+        is_ready = True
         in_tier = dict.fromkeys(Tier, 0)
         for node in prefix.path:
             in_tier[node.tier] += node.num_blocks * self._block_size
-            if node.block_ids is not None and not unloaded:
-                ready += node.block_ids
-            else:
-                unloaded.append(node)
+            is_ready = is_ready and node.block_ids is not None
+            if is_ready:
+                ready += node.block_ids or ()
         if prefix.source is not None:
             in_tier[prefix.source.tier] += prefix.num_rows
         lease = Lease(match.namespace, ready, sum(in_tier.values()))
         lease.num_host_tokens, lease.num_disk_tokens = in_tier[Tier.HOST], in_tier[Tier.DISK]
         num_shared = sum(node.num_blocks for node in prefix.path)
         self._holdings[lease] = _Holding(
-            prefix.node, num_shared, bonus_ns, unloaded, prefix.source, prefix.num_rows
+            prefix.node, num_shared, bonus_ns, plan, prefix.source, prefix.num_rows
         )
         return lease
 
     def allocate(self, lease: Lease, num_tokens: int, num_lookahead_tokens: int = 0) -> bool:
         holding = self._holding(lease)
         num_needed = num_blocks_for(num_tokens + num_lookahead_tokens, self._block_size)
-        num_private = num_needed - len(lease.block_ids) - holding.num_unloaded
-        if num_private <= 0 and not holding.unloaded:
+        unloaded = holding.unloaded(lease)
+        num_private = num_needed - max(len(lease.block_ids), holding.num_shared)
+        if num_private <= 0 and not unloaded:
             return True
-        to_load = _to_load(holding)
+        to_load = _to_load(unloaded, holding.source)
         if any(node.transfer is not None for node in to_load):
             return False  # on its way elsewhere, or lost: to be asked again
         num_missing = max(num_private, 0) + sum(node.num_blocks for node in to_load)
         if not self._can_have(lease, holding, num_missing):
             return False
-        to_load = _to_load(holding)  # the source may have been given up
+        to_load = _to_load(unloaded, holding.source)  # which may have been given up
         num_missing = max(num_private, 0) + sum(node.num_blocks for node in to_load)
         if not self._tiers.make_room(Tier.DEVICE, num_missing):
             return False
-        self._load(lease, holding, to_load)
+        self._load(lease, holding.source, unloaded, to_load)
+        if holding.plan is not None:
+            self._tiers.count_plan(holding.plan)
+            holding.plan = None
         if num_private > 0:
             after = lease.block_ids[-1] if lease.block_ids else None
             lease.block_ids += self._pool.allocate(num_private, after)
@@ -169,7 +179,7 @@ class PrefixCache:
 
     def release(self, lease: Lease, token_ids: TokenIds, num_computed_tokens: int) -> None:
         holding = self._holding(lease)
-        is_unfit = bool(holding.unloaded) or lease.is_loading or lease.has_failed
+        is_unfit = bool(holding.unloaded(lease)) or lease.is_loading or lease.has_failed
         if holding.source is not None or is_unfit:
             # Nothing after the matched blocks can have been computed without the copied rows.
             num_computed_tokens = min(num_computed_tokens, holding.num_shared * self._block_size)
@@ -274,8 +284,8 @@ class PrefixCache:
         locks: dict[RadixNode, int] = {}
         private: list[int] = []
         for lease, holding in self._holdings.items():
-            num_table = len(lease.block_ids) + holding.num_unloaded
-            assert holding.num_shared <= num_table, "shared blocks beyond the table"
+            num_ready = holding.num_shared - sum(n.num_blocks for n in holding.unloaded(lease))
+            assert num_ready <= len(lease.block_ids), "shared blocks beyond the table"
             private += holding.duplicates + lease.block_ids[holding.num_shared :]
             for node in (holding.node, holding.source):
                 if node is not None:
@@ -292,7 +302,7 @@ class PrefixCache:
         assert holding is not None, "this lease was released, or is another cache's"
         return holding
 
-    def _lowest_worth_loading(self, match: PrefixMatch) -> Tier:
+    def _plan(self, match: PrefixMatch) -> LoadPlan | None:
         num_host = match.num_host_tokens // self._block_size
         num_disk = match.num_disk_tokens // self._block_size
         partial = match.partial
@@ -300,25 +310,29 @@ class PrefixCache:
             num_host += partial.tier is Tier.HOST
             num_disk += partial.tier is Tier.DISK
         if num_host + num_disk == 0:
-            return Tier.DEVICE
-        return self._tiers.plan(num_host, num_disk).lowest
+            return None
+        return self._tiers.plan(num_host, num_disk)
 
-    def _load(self, lease: Lease, holding: _Holding, to_load: Sequence[RadixNode]) -> None:
+    def _load(
+        self,
+        lease: Lease,
+        source: RadixNode | None,
+        unloaded: Sequence[RadixNode],
+        to_load: Sequence[RadixNode],
+    ) -> None:
         """Begin the promotion of ``to_load``; the table gets the blocks of what was unloaded."""
         if to_load:
             self._tiers.promote(to_load)
-        nodes = [*holding.unloaded, *([] if holding.source is None else [holding.source])]
-        for node in nodes:
+        for node in (*unloaded, *(() if source is None else (source,))):
             job = node.transfer
             if job is not None and node.block_ids is None and job not in lease.loading:
                 lease.loading.append(job)
-        for node in holding.unloaded:
+        for node in unloaded:
             lease.block_ids += _arriving_ids(node)
-        holding.unloaded = []
 
     def _can_have(self, lease: Lease, holding: _Holding, num_blocks: int) -> bool:
         """Whether ``num_blocks`` blocks are free or can be evicted; False changes nothing."""
-        num_available = self._pool.num_free + self._tree.residency.num_evictable
+        num_available = self._tiers.num_available
         if num_available < num_blocks:
             # The partial block's source is a lock that a lone request could fail on for ever, so
             # it is given up, as long as nobody relies on its rows.
@@ -362,11 +376,9 @@ class PrefixCache:
         self._tiers.collect()
 
 
-def _to_load(holding: _Holding) -> list[RadixNode]:
-    """What has to be promoted for the lease and is not being promoted yet, parents first."""
-    nodes = list(holding.unloaded)
-    if holding.source is not None and holding.source.block_ids is None:
-        nodes.append(holding.source)
+def _to_load(unloaded: Sequence[RadixNode], source: RadixNode | None) -> list[RadixNode]:
+    """What has to be promoted for a lease and is not being promoted yet, parents first."""
+    nodes = [*unloaded, *(() if source is None else (source,))]
     return [node for node in nodes if node.block_ids is None and not is_arriving(node)]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache_store.radix_node import RadixNode
+from cache_store.radix_node import RadixNode, is_lost
 from cache_store.token_bytes import TOKEN_BYTES, num_common_tokens
 
 
@@ -37,6 +37,8 @@ def find_prefix(root: RadixNode, encoded: bytes, block_size: int) -> FoundPrefix
     start = num_edge_blocks = num_host = num_disk = 0
     while True:
         child, num_rows = closest_child(node, encoded[start : start + block_bytes])
+        if child is not None and is_lost(child):
+            child, num_rows = None, 0
         if child is None or num_rows < block_size:
             break  # the path ends with a whole edge; child is at most good for some rows
         end = start + len(child.tokens)

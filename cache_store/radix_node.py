@@ -142,6 +142,12 @@ def is_arriving(node: RadixNode) -> bool:
     return job is not None and job.order.target is Tier.DEVICE and not job.has_failed
 
 
+def is_lost(node: RadixNode) -> bool:
+    """Whether its bytes could not be brought to the device: a miss that somebody still holds."""
+    job = node.transfer
+    return node.block_ids is None and job is not None and job.has_failed
+
+
 def path_of(node: RadixNode) -> list[RadixNode]:
     """The nodes from below the root to ``node``."""
     path = []

@@ -369,7 +369,8 @@ class RadixTree:
         upper.add_child(node)
         if node.transfer is not None:
             node.transfer.split(node, upper, num_blocks)
-            self.lock(upper)  # the transfer holds a lock on each of its nodes
+            if node.transfer.is_pending:
+                self.lock(upper)  # it holds a lock on each of its nodes
         self._version += 1
         return upper
 

@@ -16,7 +16,7 @@ import numpy as np
 from cache_store.block_hash import HASH_BYTES
 from cache_store.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Tier
 from cache_store.eviction import EvictionPolicy, EvictionQueue
-from cache_store.radix_node import RadixNode
+from cache_store.radix_node import RadixNode, is_lost
 
 # Events that nobody takes are not collected for ever: their readers start again from a snapshot.
 MAX_EVENTS = 10_000
@@ -72,7 +72,11 @@ class Residency:
     # ------------------------------------------------------------ copies
 
     def add_copy(self, node: RadixNode, tier: Tier, ids: array[int]) -> None:
-        """``node`` is in ``tier`` too from now on; hashes come from the copy it has already."""
+        """``node`` is in ``tier`` too from now on; hashes come from the copy it has already.
+
+        Where that one is lost, the new copy takes its place.
+        """
+        was_lost = is_lost(node)
         assert node.ids_in(tier) is None, "a node has one copy in a tier"
         before = node.tier if node.has_copies() else None
         if before is not None:
@@ -84,6 +88,11 @@ class Residency:
         if before is not None:
             self._note_spare(node, tier if node.tier is before else before)
         self._moved(node, before)
+        if was_lost:
+            node.transfer = None
+            for other in self._spares:
+                if node.ids_in(other) is not None:
+                    self.drop_copy(node, other)
 
     def drop_copy(self, node: RadixNode, tier: Tier) -> None:
         """Give the copy up. A node without any must be taken out of the tree by the caller."""

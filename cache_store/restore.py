@@ -74,6 +74,8 @@ def _runs(tree: RadixTree, found: Sequence[StoredBlock], num_blocks: int) -> lis
             continue
         before = (key.root_hash, key.parent_hash)
         is_full = len(key.tokens) == tree.block_bytes
+        if is_full and (key.root_hash, key.block_hash) in run_of:
+            continue  # once more
         run = run_of.get(before)
         if run is None and key.parent_hash != key.root_hash:
             continue

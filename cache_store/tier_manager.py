@@ -69,7 +69,7 @@ class TierManager:
         self._jobs: dict[int, TransferJob] = {}
         self._num_jobs = 0
         self._num_coming = dict.fromkeys(self.pools, 0)  # blocks that jobs in flight will free
-        self._doomed: list[RadixNode] = []
+        self._failed_loads: list[TransferJob] = []
         self._unsaved = UnsavedNodes(tree)
         self._resting_until = dict.fromkeys(self.pools, 0.0)
         self._reserve = min(int(device.num_blocks * RESERVE_SHARE), MAX_RESERVE_BLOCKS)
@@ -85,6 +85,11 @@ class TierManager:
     @property
     def num_transfers(self) -> int:
         return len(self._jobs)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks of the device that are free or can be evicted."""
+        return self.pools[Tier.DEVICE].num_free + self._tree.residency.num_evictable
 
     @property
     def is_room_coming(self) -> bool:
@@ -204,27 +209,25 @@ class TierManager:
     # ------------------------------------------------------------ transfers
 
     def plan(self, num_host_blocks: int, num_disk_blocks: int) -> LoadPlan:
-        """Whether a hit in the lower tiers is worth its loading; counted."""
-        assert self._lower is not None, "a hit in a tier that does not exist"
-        plan = self._lower.planner.plan(num_host_blocks, num_disk_blocks)
-        tier = Tier.DISK if num_disk_blocks else Tier.HOST
-        counters = self.counters[tier]
-        if tier.is_below(plan.lowest):
-            counters.recomputes += 1
-        else:
-            counters.loads += 1
+        """Whether a hit in the lower tiers is worth its loading."""
+        assert self._lower is not None
+        return self._lower.planner.plan(num_host_blocks, num_disk_blocks)
+
+    def count_plan(self, plan: LoadPlan) -> None:
+        """It was followed: once for each hit, however often that had to wait for room."""
+        counters = self.counters[plan.slowest]
+        is_recomputed = plan.slowest.is_below(plan.lowest)
+        counters.recomputes += is_recomputed
+        counters.loads += not is_recomputed
         counters.load_s += plan.load_s
         counters.recompute_s += plan.recompute_s
-        return plan
 
-    def promote(self, nodes: Sequence[RadixNode]) -> list[TransferJob]:
+    def promote(self, nodes: Sequence[RadixNode]) -> None:
         """Bring nodes of lower tiers, parents first, to the device, whose pool has the room."""
-        jobs = []
         for tier in (Tier.HOST, Tier.DISK):
             group = [node for node in nodes if node.tier is tier]
             if group:
-                jobs.append(self._start(tier, Tier.DEVICE, group, frees_source=False))
-        return jobs
+                self._start(tier, Tier.DEVICE, group, frees_source=False)
 
     def demote(self, nodes: Sequence[RadixNode]) -> int:
         """Take nodes off the device, leaves first, those that have a place below it; how many
@@ -253,7 +256,7 @@ class TierManager:
 
     def _start(
         self, source: Tier, target: Tier, nodes: Sequence[RadixNode], *, frees_source: bool
-    ) -> TransferJob:
+    ) -> None:
         assert self._lower is not None
         count = sum(node.num_blocks for node in nodes)
         target_ids = self.pools[target].allocate(count)
@@ -278,7 +281,6 @@ class TierManager:
         if frees_source:
             self._num_coming[source] += count
         self._lower.executor.submit(order)
-        return job
 
     # ------------------------------------------------------------ between steps
 
@@ -321,7 +323,9 @@ class TierManager:
             self._tree.unlock(node)
         if job.frees_source:
             for node in arrived:  # victims came leaves first
-                if node.is_evictable_from(order.source):
+                # Something may have come below it in the meantime, in a tier between.
+                is_gap = order.target is Tier.DISK and node.num_host_children > 0
+                if node.is_evictable_from(order.source) and not is_gap:
                     self._tree.drop_copy(node, order.source)
 
     def _fail(self, job: TransferJob, node: RadixNode, ids: array[int]) -> None:
@@ -330,8 +334,9 @@ class TierManager:
         if order.target is Tier.DEVICE:
             # Its bytes are lost: it is a miss as soon as nobody holds it. Until then its transfer
             # stands, which keeps others from loading it again.
-            job.has_failed = True
-            self._doomed.append(node)
+            if not job.has_failed:
+                job.has_failed = True
+                self._failed_loads.append(job)
             return
         node.transfer = None
         assert self._lower is not None
@@ -345,15 +350,18 @@ class TierManager:
 
     def sweep(self) -> None:
         """Drop what could not be loaded, and all below it, as far as no request holds it."""
-        if self._doomed:
-            held = []
-            for node in self._doomed:
-                if node.parent is not None and node.lock_ref == 0:
-                    self._tree.drop(node)
-                elif node.parent is not None:
-                    held.append(node)
-            self._doomed = held
+        if self._failed_loads:
+            self._failed_loads = [job for job in self._failed_loads if self._is_held(job)]
             self.collect()
+
+    def _is_held(self, job: TransferJob) -> bool:
+        """Drop what ``job`` has lost; whether some of it has to wait."""
+        # What has gone is not in the tree, and what was computed again no longer the job's.
+        lost = [n for n in job.targets if n.parent is not None and n.transfer is job]
+        for node in lost:
+            if node.parent is not None and node.lock_ref == 0:
+                self._tree.drop(node)
+        return any(node.parent is not None for node in lost)
 
     # ------------------------------------------------------------ write-behind
 
@@ -375,9 +383,12 @@ class TierManager:
         nodes: list[RadixNode] = []
         for node in batch:
             # Making room may have moved or dropped some of them.
-            if can_be_saved(node, batch[0].tier) and node.num_blocks <= room:
-                nodes.append(node)
-                room -= node.num_blocks
+            if not can_be_saved(node, batch[0].tier):
+                continue
+            if node.num_blocks > room:
+                break  # what comes after may lie below it
+            nodes.append(node)
+            room -= node.num_blocks
         if nodes:
             self._start(nodes[0].tier, Tier.DISK, nodes, frees_source=False)
         elif batch:

@@ -6,7 +6,7 @@ which tests of the tiers serve prompts and look at single nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -179,11 +179,11 @@ class TierWorld:
         self.cache.check_integrity(self.leases)
 
 
-def tokens(*runs: range | int) -> np.ndarray:
-    """Token ids from ints and ranges, in order."""
+def tokens(*runs: Iterable[int] | int) -> np.ndarray:
+    """Token ids from ints, ranges and other prompts, in order."""
     ids: list[int] = []
     for run in runs:
-        ids.extend([run] if isinstance(run, int) else run)
+        ids.extend([run] if isinstance(run, int) else map(int, run))
     return np.array(ids, dtype=np.int32)
 
 
