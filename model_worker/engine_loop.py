@@ -70,6 +70,9 @@ class EngineLoop:
             if self._engine.has_work:
                 self._engine.step()
                 self._is_unchecked = True
+                if not self._engine.has_work:
+                    # What has just gone idle begins to be saved now, not at the next command.
+                    self._engine.advance_transfers()
             elif not commands and self._is_unchecked:
                 self._engine.check_integrity()
                 self._is_unchecked = False

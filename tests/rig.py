@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -199,14 +200,19 @@ class EngineRig:
             ),
         )
 
-    def step(self) -> None:
-        """One engine step with the paged attention in place of the model's own."""
+    @contextmanager
+    def paged(self) -> Iterator[None]:
+        """The paged attention in place of the model's own."""
         before = self._model.config._attn_implementation
         self._model.config._attn_implementation = ATTENTION_NAME
         try:
-            self.engine.step()
+            yield
         finally:
             self._model.config._attn_implementation = before
+
+    def step(self) -> None:
+        with self.paged():
+            self.engine.step()
         for output in self.engine.take_outputs().get(LINK, ()):
             self.outputs.setdefault(output.request_id, []).append(output)
 

@@ -1,0 +1,97 @@
+"""The loop between engine and links: when it waits, when it copies, how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from model_worker.engine_loop import IDLE_CHECK_S, SAVE_POLL_S, EngineLoop
+from model_worker.gateway_links import LinkCommand
+from model_worker.protocol import AddRequest
+from model_worker.server import WorkerServer
+from tests.rig import EngineRig, RigOptions, TeacherSampler, greedy
+from tests.test_token_equality import model_of, reference_of, token_ids
+
+PROMPT = token_ids(70, seed=2)
+
+
+@dataclass
+class ScriptedStop:
+    is_draining: bool = False
+    is_immediate: bool = False
+
+
+@dataclass
+class ScriptedServer:
+    """Hands over ``commands`` first; then a wait is for the next transfer, and the second wait for
+    nothing at all ends the loop. Notes how long each wait could have been."""
+
+    rig: EngineRig
+    stop: ScriptedStop
+    commands: list[LinkCommand]
+    drains_at_once: bool
+    waits: list[float] = field(default_factory=list)
+    saving: list[bool] = field(default_factory=list)
+
+    def poll_commands(self, timeout_s: float) -> list[LinkCommand]:
+        self.waits.append(timeout_s)
+        self.saving.append(self.rig.cache.has_transfers)
+        if self.commands:
+            commands, self.commands = self.commands, []
+            self.stop.is_draining = self.drains_at_once
+            return commands
+        if timeout_s == IDLE_CHECK_S and not self.rig.cache.has_transfers:
+            self.stop.is_draining = True
+        elif timeout_s:
+            self.rig.arrived.wait(10)
+            self.rig.arrived.clear()
+        return []
+
+    def publish(self, *arguments: object) -> None:
+        pass
+
+    def set_status(self, *arguments: object) -> None:
+        pass
+
+
+def command() -> LinkCommand:
+    ids = np.asarray(PROMPT, dtype="<i4").tobytes()
+    message = AddRequest(request_id="r", prompt_token_ids=ids, sampling_params=greedy(6))
+    return LinkCommand("link", message)
+
+
+def run(rig: EngineRig, *, drains_at_once: bool = False) -> ScriptedServer:
+    stop = ScriptedStop()
+    server = ScriptedServer(rig, stop, [command()], drains_at_once)
+    assert isinstance(rig.sampler, TeacherSampler)
+    rig.sampler.references["r"] = reference_of("llama", tuple(PROMPT))
+    with rig.paged():
+        EngineLoop(rig.engine, cast(WorkerServer, server), stop, 30.0).run()
+    return server
+
+
+def test_what_goes_idle_is_saved_at_once(tmp_path: Path) -> None:
+    rig = EngineRig(model_of("llama"), RigOptions(disk_folder=tmp_path, num_disk=32))
+    server = run(rig)
+    # The first long wait with nothing to do is one in which a copy is under way already.
+    first_idle = server.waits.index(IDLE_CHECK_S, 1)
+    assert server.saving[first_idle]
+    assert not rig.engine.is_saving
+    rig.close()
+    again = EngineRig(model_of("llama"), RigOptions(disk_folder=tmp_path, num_disk=32))
+    assert again.num_restored == 5
+    again.close()
+
+
+def test_a_worker_that_is_told_to_stop_saves_first(tmp_path: Path) -> None:
+    rig = EngineRig(model_of("llama"), RigOptions(disk_folder=tmp_path, num_disk=32))
+    server = run(rig, drains_at_once=True)
+    assert server.waits[-1] == SAVE_POLL_S
+    assert not rig.engine.is_saving
+    rig.close()
+    again = EngineRig(model_of("llama"), RigOptions(disk_folder=tmp_path, num_disk=32))
+    assert again.num_restored == 5
+    again.close()
