@@ -596,3 +596,26 @@ def test_a_hit_that_waits_for_room_is_counted_once(is_slow: bool) -> None:
     assert host.load_s_total == pytest.approx(2 * (9.0 if is_slow else 0.01))
     world.settle()
     world.end(lease, ids)
+
+
+def test_a_node_whose_child_goes_to_make_room_for_it_is_queued_once() -> None:
+    world = TierWorld(3, num_host=1, num_disk=1)
+    shared, left, right = prompt(1, 1), prompt(2, 1), prompt(3, 1)
+    for tail, place in ((left, Tier.DISK), (right, Tier.HOST)):
+        world.store(tokens(shared, tail))
+        world.tiers._unsaved.clear()
+        world.tiers._resting_until[Tier.HOST] = 1.0 if place is Tier.DISK else 0.0
+        world.cache.demote(NAMESPACE, tokens(shared, tail), 4)
+        world.settle()
+    assert world.copies(tokens(shared, left)) == ["D", "d"]
+    assert world.copies(tokens(shared, right)) == ["D", "H"]
+    world.tiers._unsaved.clear()
+    # The host is to take the shared block, the disk the host's, and the disk's has to go.
+    assert not world.tiers.make_room(Tier.DEVICE, 3)
+    assert moves(world.executor.orders) == [("host", "disk", 1)]
+    world.check()
+    world.settle()
+    assert not world.tiers.make_room(Tier.DEVICE, 3)
+    world.settle()
+    assert world.copies(tokens(shared, right)) == ["H", "d"]
+    assert world.tiers.make_room(Tier.DEVICE, 3)
