@@ -294,9 +294,14 @@ def build_tiers(
         host_cache_size=options.num_host * payload,
         host_cache_dtype=options.host_dtype,
         disk_cache_dir=str(options.disk_folder) if is_disk else None,
-        disk_cache_size=options.num_disk * (payload + 16384) + 65536,
+        disk_cache_size=disk_cache_size(options.num_disk, payload),
     )
     return build_lower_tiers(config, device, FINGERPRINT, lambda: None, wake, lambda line: None)
+
+
+def disk_cache_size(num_blocks: int, payload_bytes: int) -> int:
+    """Bytes that hold so many blocks, and somewhat more."""
+    return num_blocks * (payload_bytes + 16384) + 65536
 
 
 def kv_spec(model: PreTrainedModel, block_size: int) -> KVCacheSpec:
