@@ -52,8 +52,8 @@ def test_of_all_cuts_the_quickest_is_taken(
 
 
 def test_a_plan_tells_what_it_was_made_of() -> None:
-    plan = with_speeds(0.01, 0.5).planner.plan(3, 4)
-    assert plan == LoadPlan(Tier.HOST, Tier.DISK, pytest.approx(2.03), pytest.approx(0.7))
+    plan = with_speeds(0.25, 2.0).planner.plan(4, 4)
+    assert plan == LoadPlan(Tier.DEVICE, Tier.DISK, load_s=9.0, recompute_s=8 * 10 * 0.01)
 
 
 @pytest.mark.parametrize(("num_host", "num_disk"), [(3, 0), (0, 4), (3, 4)])

@@ -239,3 +239,22 @@ def test_other_namespaces_are_not_touched() -> None:
     assert world.cache.demote(other, OWN, 0) == PrefixReport()
     assert world.cache.prefetch(other, OWN) == PrefixReport()
     assert num_matched(world, OWN) == 16
+
+
+def test_the_tail_of_an_earlier_turn_makes_no_prefix_shared() -> None:
+    """It was being written to disk when the longer block came, and goes once it is written."""
+    world = TierWorld(16, 16, 16)
+    turn = tokens(prompt(1, 2), 7, 8)
+    world.store(turn)
+    world.advance()
+    assert moves(world.executor.orders) == [("device", "disk", 3)]
+    longer = tokens(turn, 9, 10, 11)
+    assert world.store(longer) == 10
+    world.settle()
+    assert len(world.path(longer)) == 3
+    report = world.cache.demote(NAMESPACE, longer, 0)
+    assert (report.num_blocks_changed, report.num_blocks_left) == (4, 0)
+    world.settle()
+    assert world.copies(longer) == ["Hd", "Hd", "Hd"]
+    assert world.cache.drop(NAMESPACE, longer, 0).num_blocks_changed == 4
+    assert not world.tree.roots
