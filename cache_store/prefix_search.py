@@ -73,3 +73,14 @@ def closest_child(node: RadixNode, block: bytes) -> tuple[RadixNode | None, int]
     rows_at = num_common_tokens(at.tokens, block) if at is not None else 0
     closest, num_rows = (at, rows_at) if rows_at >= rows_before else (before, rows_before)
     return (closest, num_rows) if num_rows else (None, 0)
+
+
+def is_redundant(node: RadixNode, block_bytes: int) -> bool:
+    """Whether ``node`` is an unlocked, partly filled leaf whose tokens a sibling begins with."""
+    parent = node.parent
+    if parent is None or node.lock_ref or len(node.tokens) >= block_bytes:
+        return False
+    assert parent.children is not None
+    # The first sibling behind it: one that goes on from its tokens sorts right there.
+    behind = parent.children.neighbours(node.tokens + b"\0")[1]
+    return behind is not None and behind.tokens.startswith(node.tokens)

@@ -16,6 +16,8 @@ from cache_store.block_keys import block_keys
 from cache_store.block_pool import BlockPool
 from cache_store.events import Tier
 from cache_store.load_planner import LoadPlan, LoadPlanner
+from cache_store.lost_blocks import LostBlocks
+from cache_store.prefix_search import is_redundant
 from cache_store.radix_node import RadixNode
 from cache_store.radix_tree import RadixTree
 from cache_store.stats import TierCounters
@@ -69,7 +71,7 @@ class TierManager:
         self._jobs: dict[int, TransferJob] = {}
         self._num_jobs = 0
         self._num_coming = dict.fromkeys(self.pools, 0)  # blocks that jobs in flight will free
-        self._failed_loads: list[TransferJob] = []
+        self._lost = LostBlocks(tree)
         self._unsaved = UnsavedNodes(tree)
         self._resting_until = dict.fromkeys(self.pools, 0.0)
         self._reserve = min(int(device.num_blocks * RESERVE_SHARE), MAX_RESERVE_BLOCKS)
@@ -321,6 +323,8 @@ class TierManager:
                 left = 0
                 self._fail(job, node, ids)
             self._tree.unlock(node)
+            if is_redundant(node, self._tree.block_bytes):
+                self._tree.drop(node)  # a longer block came while this one could not go
         if job.frees_source:
             for node in arrived:  # victims came leaves first
                 # Something may have come below it in the meantime, in a tier between.
@@ -336,7 +340,7 @@ class TierManager:
             # stands, which keeps others from loading it again.
             if not job.has_failed:
                 job.has_failed = True
-                self._failed_loads.append(job)
+                self._lost.add(job)
             return
         node.transfer = None
         assert self._lower is not None
@@ -350,18 +354,9 @@ class TierManager:
 
     def sweep(self) -> None:
         """Drop what could not be loaded, and all below it, as far as no request holds it."""
-        if self._failed_loads:
-            self._failed_loads = [job for job in self._failed_loads if self._is_held(job)]
+        if self._lost:
+            self._lost.sweep()
             self.collect()
-
-    def _is_held(self, job: TransferJob) -> bool:
-        """Drop what ``job`` has lost; whether some of it has to wait."""
-        # What has gone is not in the tree, and what was computed again no longer the job's.
-        lost = [n for n in job.targets if n.parent is not None and n.transfer is job]
-        for node in lost:
-            if node.parent is not None and node.lock_ref == 0:
-                self._tree.drop(node)
-        return any(node.parent is not None for node in lost)
 
     # ------------------------------------------------------------ write-behind
 
