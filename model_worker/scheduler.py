@@ -150,6 +150,8 @@ class Scheduler:
             if self._cache.is_room_coming:
                 return False
             victim = self._running[-1]
+            if victim is self._running[0] and self._cache.has_transfers:
+                return False  # what they hold can be evicted once they have ended
             self._preempt(victim)
             if victim is request:
                 return False

@@ -10,7 +10,7 @@ import pytest
 from model_worker.build import WorkerParts, warm_up
 from model_worker.engine import Engine
 from model_worker.loader import ModelLoadError
-from tests.test_scheduler import MAX_MODEL_LEN, VOCAB, World
+from tests.scheduler_kit import MAX_MODEL_LEN, VOCAB, World
 
 
 def parts_of(world: World, max_model_len: int = MAX_MODEL_LEN) -> WorkerParts:

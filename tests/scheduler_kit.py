@@ -1,0 +1,280 @@
+"""An engine over the real cache and a scripted runner, for tests of the scheduler.
+
+The runner stands where the model is: it answers with tokens made of each request's own history, as
+it stands in the rows of the request's blocks, so a request that lost or mixed up its history
+answers differently. Tiers below the device are arrays of such rows; their copies are made when a
+test says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cache_store.cache import Cache
+from cache_store.events import Tier
+from cache_store.eviction import make_eviction_policy
+from cache_store.load_planner import LoadPlanner
+from cache_store.null_cache import NullCache
+from cache_store.prefix_cache import PrefixCache
+from cache_store.tier_manager import LowerTiers
+from cache_store.transfer import TransferOrder, TransferResult
+from model_worker.batch import ScheduledBatch, StepResult
+from model_worker.coalescer import Coalescer
+from model_worker.engine import Engine, EngineLimits
+from model_worker.pacer import PrefillPacer
+from model_worker.protocol import (
+    AddRequest,
+    PrefixAction,
+    PrefixCommand,
+    PrefixReply,
+    RequestOutput,
+    SamplingParams,
+)
+from model_worker.request import Request
+from model_worker.scheduler import Scheduler
+
+BLOCK = 4
+VOCAB = 50
+LINK = "link"
+MAX_MODEL_LEN = 64
+
+
+def next_token(history: Sequence[int]) -> int:
+    """The scripted model: a function of the whole history, never the end-of-sequence token 0."""
+    return 1 + (sum((i + 1) * int(token) for i, token in enumerate(history)) * 31) % (VOCAB - 1)
+
+
+def answer_of(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    history = list(prompt)
+    for _ in range(num_tokens):
+        history.append(next_token(history))
+    return history[len(prompt) :]
+
+
+class RowCopier:
+    """The transfers of a world: ``orders`` are under way until :meth:`finish` copies their rows."""
+
+    def __init__(self, rows: dict[Tier, np.ndarray]) -> None:
+        self.rows = rows
+        self.orders: list[TransferOrder] = []
+        self.results: list[TransferResult] = []
+
+    def submit(self, order: TransferOrder) -> None:
+        self.orders.append(order)
+
+    def delete(self, tier: Tier, block_ids: Sequence[int]) -> None:
+        assert not self.in_use(tier) & set(block_ids), "a block is deleted while it is copied"
+        self.rows[tier][list(block_ids)] = -1
+
+    def in_use(self, tier: Tier) -> set[int]:
+        """Blocks that are read or written by what is under way."""
+        ends = [(order.source, order.source_ids) for order in self.orders]
+        ends += [(order.target, order.target_ids) for order in self.orders]
+        return {block_id for place, ids in ends if place is tier for block_id in ids}
+
+    def take_results(self) -> list[TransferResult]:
+        results, self.results = self.results, []
+        return results
+
+    def close(self) -> None:
+        pass
+
+    def finish(self, index: int = 0, num_done: int | None = None, seconds: float = 0.001) -> None:
+        """``num_done`` blocks arrive, all of them if None."""
+        order = self.orders.pop(index % len(self.orders))
+        total = len(order.source_ids)
+        count = total if num_done is None else min(num_done, total)
+        moved = self.rows[order.source][order.source_ids[:count]]
+        self.rows[order.target][order.target_ids[:count]] = moved
+        error = "" if count == total else "scripted"
+        self.results.append(TransferResult(order.number, count, seconds, error))
+
+
+class ScriptedRunner:
+    """Answers from the KV that the scheduler says is there: rows hold the tokens written to them,
+    and an answer is computed from the rows of the block table, not from the request."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.rows = np.full((num_blocks, BLOCK), -1, dtype=np.int64)
+        self.batches: list[ScheduledBatch] = []
+        self.copier: RowCopier | None = None
+        self.fails_next = False
+        # (cached, host, disk) tokens that each request had when it was first computed
+        self.found: dict[str, tuple[int, int, int]] = {}
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        if self.fails_next:
+            self.fails_next = False
+            raise RuntimeError("scripted failure")
+        self.batches.append(batch)
+        for item in batch.scheduled:
+            self._note(item.request)
+        for copy in batch.copies:
+            source = self.rows[copy.source_block_id, : copy.num_rows]
+            self.rows[copy.target_block_id, : copy.num_rows] = source
+        written: set[int] = set()
+        for item in batch.scheduled:
+            written |= self._write(item.request, item.num_scheduled_tokens, written)
+        return StepResult(
+            tuple(
+                next_token(self._read(item.request)) if item.reaches_end else None
+                for item in batch.scheduled
+            )
+        )
+
+    def _note(self, request: Request) -> None:
+        lease = request.lease
+        assert lease is not None
+        assert not lease.is_loading, "computed before its blocks were there"
+        assert not lease.has_failed, "computed without its blocks"
+        found = request.num_computed_tokens, lease.num_host_tokens, lease.num_disk_tokens
+        self.found.setdefault(request.key.request_id, found)
+
+    def _write(self, request: Request, count: int, written: set[int]) -> set[int]:
+        assert request.lease is not None
+        start = request.num_computed_tokens
+        copied = set() if self.copier is None else self.copier.in_use(Tier.DEVICE)
+        slots = set()
+        for position in range(start, start + count):
+            block_id = request.lease.block_ids[position // BLOCK]
+            slot = block_id * BLOCK + position % BLOCK
+            assert block_id not in copied, "a block is written while it is copied"
+            assert slot not in written, "two requests write the same row in one step"
+            slots.add(slot)
+            self.rows[block_id, position % BLOCK] = request.token_ids[position]
+        return slots
+
+    def _read(self, request: Request) -> list[int]:
+        assert request.lease is not None
+        ids = request.lease.block_ids
+        return [
+            int(self.rows[ids[position // BLOCK], position % BLOCK])
+            for position in range(request.num_tokens)
+        ]
+
+
+class World:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        *,
+        max_num_seqs: int = 4,
+        max_batched: int = 16,
+        is_caching: bool = True,
+        max_num_waiting: int = 100,
+        eos_token_ids: tuple[int, ...] = (),
+        num_host: int = 0,
+        num_disk: int = 0,
+        write_blocks: int = 64,
+        prefill_token_s: float | None = None,
+    ) -> None:
+        self.now_s = 0.0
+        self.runner = ScriptedRunner(num_blocks)
+        sizes = {Tier.HOST: num_host, Tier.DISK: num_disk}
+        rows = {tier: np.full((size, BLOCK), -1, dtype=np.int64) for tier, size in sizes.items()}
+        self.copier = RowCopier({Tier.DEVICE: self.runner.rows, **rows})
+        self.runner.copier = self.copier
+        self.planner = LoadPlanner(BLOCK, lambda: prefill_token_s, lambda: self.now_s)
+        lower = LowerTiers(
+            {tier: size for tier, size in sizes.items() if size},
+            self.copier,
+            self.planner,
+            lambda: self.now_s,
+            write_blocks,
+        )
+        policy = make_eviction_policy("lru")
+        self.cache: Cache = (
+            PrefixCache(num_blocks, BLOCK, policy, lower if lower.num_blocks else None)
+            if is_caching
+            else NullCache(num_blocks, BLOCK)
+        )
+        pacer = PrefillPacer(1e9, max_batched)
+        self.scheduler = Scheduler(
+            self.cache,
+            pacer,
+            block_size=BLOCK,
+            max_num_seqs=max_num_seqs,
+            eos_token_ids=eos_token_ids,
+            coalescer=Coalescer(BLOCK) if is_caching else None,
+        )
+        limits = EngineLimits("model", BLOCK, MAX_MODEL_LEN, VOCAB, max_num_waiting)
+        self.engine = Engine(self.scheduler, self.runner, self.cache, pacer, limits, self._tick)
+        self.outputs: dict[str, list[RequestOutput]] = {}
+
+    def _tick(self) -> float:
+        self.now_s += 0.25
+        return self.now_s
+
+    def add(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        max_tokens: int = 4,
+        *,
+        salt: str = "",
+        link: str = LINK,
+        **params: object,
+    ) -> None:
+        fields = {"max_tokens": max_tokens, "temperature": 0.0, **params}
+        self.engine.add_request(
+            link,
+            AddRequest(
+                request_id=name,
+                prompt_token_ids=np.asarray(prompt, dtype="<i4").tobytes(),
+                sampling_params=SamplingParams(**fields),  # type: ignore[arg-type]
+                cache_salt=salt,
+            ),
+        )
+
+    def act(self, action: PrefixAction, prompt: Sequence[int], keep: int = 0) -> PrefixReply:
+        encoded = np.asarray(prompt, dtype="<i4").tobytes()
+        return self.engine.act_on_prefix(
+            PrefixCommand(
+                call_id="call", action=action, prompt_token_ids=encoded, keep_num_tokens=keep
+            )
+        )
+
+    def step(self) -> None:
+        self.engine.step()
+        self.collect()
+        self.engine.check_integrity()
+
+    def settle(self) -> None:
+        """All that is under way arrives, and what follows from it."""
+        for _ in range(200):
+            if not self.copier.orders:
+                return
+            self.copier.finish()
+            self.engine.advance_transfers()
+        raise AssertionError("transfers do not end")
+
+    def collect(self) -> None:
+        for outputs in self.engine.take_outputs().values():
+            for output in outputs:
+                self.outputs.setdefault(output.request_id, []).append(output)
+
+    def run(self, max_steps: int = 2000) -> None:
+        """To the end of all requests; a transfer ends only where nothing else can go on."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                self.collect()
+                return
+            self.step()
+            if self.engine.is_stalled and self.engine.has_work and self.cache.has_transfers:
+                self.copier.finish()
+        raise AssertionError("requests do not end")
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for output in self.outputs.get(name, ()) for token in output.token_ids]
+
+    def ending(self, name: str) -> RequestOutput:
+        endings = [o for o in self.outputs[name] if o.finish_reason is not None]
+        assert len(endings) == 1
+        assert endings[0] is self.outputs[name][-1]
+        return endings[0]
+
+
+def prompt(count: int, seed: int = 0) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(1, VOCAB, count)]

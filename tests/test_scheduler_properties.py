@@ -1,0 +1,170 @@
+"""Random lives of requests over small pools, with and without tiers below them.
+
+Every request ends exactly once, with the right tokens and the right account of what it found, and
+no block is lost; transfers end at any moment, in any order, and may fail half-way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from model_worker.engine import EngineError
+from model_worker.protocol import ErrorCode, FinishReason, PrefixAction
+from tests.scheduler_kit import LINK, World, answer_of, prompt
+
+LOWER = ((0, 0), (0, 0), (40, 0), (6, 0), (0, 30), (4, 12), (10, 60), (1, 2))
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(6, 24),
+        max_num_seqs=st.integers(1, 5),
+        max_batched=st.integers(6, 40),
+        is_caching=st.sampled_from((True, True, True, False)),
+        lower=st.sampled_from(LOWER),
+        write_blocks=st.sampled_from((1, 3, 64)),
+        prefill_token_s=st.sampled_from((None, 0.01)),
+    )
+    def build(
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_batched: int,
+        is_caching: bool,
+        lower: tuple[int, int],
+        write_blocks: int,
+        prefill_token_s: float | None,
+    ) -> None:
+        self.world = World(
+            num_blocks,
+            max_num_seqs=max_num_seqs,
+            max_batched=max_batched,
+            is_caching=is_caching,
+            num_host=lower[0],
+            num_disk=lower[1],
+            write_blocks=write_blocks,
+            prefill_token_s=prefill_token_s,
+        )
+        self.wanted: dict[str, list[int]] = {}
+        self.ended_early: set[str] = set()
+        self.refused: set[str] = set()
+
+    @rule(
+        base=st.integers(0, 2),
+        shared=st.integers(1, 20),
+        own=st.lists(st.integers(1, 3), max_size=6),
+        max_tokens=st.integers(0, 12),
+        salt=st.sampled_from(["", "", "s"]),
+    )
+    def arrive(self, base: int, shared: int, own: list[int], max_tokens: int, salt: str) -> None:
+        name = f"r{len(self.wanted)}"
+        ids = [*prompt(20, base)[:shared], *own]
+        self.wanted[name] = answer_of(ids, max_tokens)
+        self.world.add(name, ids, max_tokens, salt=salt)
+        self.world.collect()
+        if name in self.world.outputs:
+            self.refused.add(name)
+
+    @rule(count=st.integers(1, 5))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.world.step()
+
+    @rule(number=st.integers(0, 30))
+    def abort(self, number: int) -> None:
+        name = f"r{number}"
+        if name in self.wanted:
+            self.ended_early.add(name)
+            self.world.engine.abort(LINK, name)
+
+    @rule()
+    def fail_a_step(self) -> None:
+        self.world.runner.fails_next = True
+        # The fifth in a row ends a worker; here its requests go on.
+        with contextlib.suppress(EngineError):
+            self.world.step()
+        self.world.runner.fails_next = False
+
+    @rule()
+    def reset(self) -> None:
+        self.world.engine.reset_cache()
+
+    # ------------------------------------------------------------ lower tiers
+
+    @precondition(lambda self: self.world.copier.orders)
+    @rule(
+        index=st.integers(0, 9),
+        num_done=st.sampled_from((None, None, None, 0, 1, 3)),
+        seconds=st.sampled_from((0.001, 0.001, 9.0)),
+    )
+    def transfer(self, index: int, num_done: int | None, seconds: float) -> None:
+        self.world.copier.finish(index, num_done, seconds)
+
+    @rule(seconds=st.sampled_from((20.0, 3000.0)))
+    def wait(self, seconds: float) -> None:
+        self.world.now_s += seconds
+
+    @rule(
+        action=st.sampled_from(list(PrefixAction)),
+        base=st.integers(0, 2),
+        shared=st.integers(1, 20),
+        keep=st.integers(0, 8),
+    )
+    def act_on_prefix(self, action: PrefixAction, base: int, shared: int, keep: int) -> None:
+        self.world.act(action, prompt(20, base)[:shared], keep)
+
+    # ------------------------------------------------------------ always
+
+    @invariant()
+    def integrity(self) -> None:
+        if hasattr(self, "world"):
+            self.world.engine.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.run()
+        self.world.settle()
+        self.world.engine.check_integrity()
+        stats = self.world.engine.stats()
+        assert (stats.num_running, stats.num_waiting, stats.num_locked_blocks) == (0, 0, 0)
+        assert stats.num_free_blocks + stats.num_evictable_blocks == stats.num_blocks
+        for name in self.wanted:
+            self.check_answer(name)
+            self.check_account(name)
+
+    def check_answer(self, name: str) -> None:
+        ending, tokens, wanted = self.world.ending(name), self.world.tokens(name), self.wanted[name]
+        if ending.finish_reason is FinishReason.LENGTH:
+            assert tokens == wanted
+            return
+        assert tokens == wanted[: len(tokens)]
+        if ending.error is None:
+            assert name in self.ended_early
+        elif name not in self.refused:
+            # Who was let in is not told later that it does not fit.
+            assert ending.error.code is ErrorCode.INTERNAL
+
+    def check_account(self, name: str) -> None:
+        """What a request found is told once, and is what it really did not compute."""
+        told = [
+            (output.num_cached_tokens, output.num_host_tokens, output.num_disk_tokens)
+            for output in self.world.outputs[name]
+            if output.num_cached_tokens is not None
+        ]
+        assert told in ([], [self.world.runner.found.get(name)])
+        for output in self.world.outputs[name][1:]:
+            assert (output.num_host_tokens, output.num_disk_tokens) == (0, 0)
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=150,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
