@@ -200,10 +200,15 @@ class TierManager:
         """Let up to ``num_blocks`` of an evictable node go, and what hangs below it."""
         counters = self.counters[tier]
         is_bare = node.children is None and node.host_ids is None and node.disk_ids is None
-        if is_bare and node.num_blocks > num_blocks:
+        size = node.num_blocks
+        if is_bare and size > num_blocks:
             self._tree.trim(node, num_blocks)
             self._tree.residency.queues[tier].put_back(node)
             counters.dropped += num_blocks
+            return
+        if is_bare and tier is Tier.DEVICE:
+            self._tree.drop_copy(node, tier)
+            counters.dropped += size
             return
         self._tree.split_tail(node, num_blocks)
         counters.dropped += self._tree.drop(node)
