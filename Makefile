@@ -8,12 +8,14 @@
 #   VENV=.venv            where the virtual environment lives
 #   PYTHON=python3        interpreter to create it with
 #   TORCH_INDEX=URL       package index to take torch from, e.g. one with CPU builds
+#   TEST_PROCESSES=auto   how many processes run the tests; 0 for one alone
 #   ARGS="..."            further arguments for headstart serve, pytest or the benchmarks
 
 VENV ?= .venv
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
+TEST_PROCESSES ?= auto
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --require-virtualenv
@@ -29,7 +31,7 @@ serve: $(VENV)/.installed-serve
 	@exec $(BIN)/headstart serve --model demo $(ARGS)
 
 test: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
