@@ -158,11 +158,9 @@ class RadixTree:
             step = step.parent
 
     def touch(self, node: RadixNode, is_hit: bool = False, bonus_ns: int = 0) -> None:
-        """Renew the path's recency from ``node``, which becomes its oldest, up to the root.
-
-        So the tail of an idle path always goes before what leads to it, and before the newer
-        heads of paths used earlier. ``bonus_ns``: as if it were used that much later.
-        """
+        """Renew the path's recency from ``node``, which becomes its oldest, up to the root: so the
+        tail of an idle path goes before what leads to it. ``bonus_ns``: as if it were used that
+        much later."""
         self._clock = max(self._clock, self._clock_ns())
         step: RadixNode | None = node
         while step is not None:
@@ -338,6 +336,8 @@ class RadixTree:
     ) -> RadixNode:
         leaf = RadixNode(parent, bytearray(encoded), parent.start + parent.num_blocks, created)
         leaf.lock_ref = lock_ref
+        if tier is Tier.DEVICE:
+            leaf.last_access = 0  # its first release says how late it counts as used
         self.residency.add_copy(leaf, tier, ids)
         parent.add_child(leaf)
         self._version += 1
