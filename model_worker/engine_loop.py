@@ -84,9 +84,10 @@ class EngineLoop:
         self._server.publish(outputs, self._engine.stats(), self._engine.take_events())
 
     def _save(self) -> None:
-        """What went idle a moment ago is still written to the lower tiers, within a bound."""
+        """What went idle a moment ago is still written to the lower tiers, within a bound, unless
+        it is to be at once."""
         until = time.monotonic() + SAVE_TIMEOUT_S
-        while self._engine.is_saving and time.monotonic() < until:
+        while self._engine.is_saving and not self._stop.is_immediate and time.monotonic() < until:
             self._server.poll_commands(SAVE_POLL_S)
             self._engine.advance_transfers()
 

@@ -79,6 +79,23 @@ def test_int8_keeps_zeros_and_the_largest_number_of_a_vector(dtype: str) -> None
     assert back[1, 0, 0, 0].tolist() == block[1, 0, 0, 0].tolist()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_of_what_was_int8_loses_nothing_more(dtype: str) -> None:
+    spec = make_spec(dtype)
+    codec = make_codec("int8", spec)
+    block = draw(spec, seed=7)
+    payload = encoded(codec, block)
+    num_numbers = 2 * 3 * 2 * 4 * 8
+    back = block
+    for _ in range(5):
+        back = decoded(codec, payload, block)
+        again = encoded(codec, back)
+        assert np.array_equal(again[:num_numbers], payload[:num_numbers])
+        payload = again
+    first = decoded(codec, encoded(codec, block), block)
+    torch.testing.assert_close(back, first, rtol=1e-6, atol=0)
+
+
 def test_int8_vectors_do_not_share_a_scale() -> None:
     spec = make_spec("float32")
     codec = make_codec("int8", spec)

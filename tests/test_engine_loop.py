@@ -32,7 +32,7 @@ class ScriptedServer:
     rig: EngineRig
     stop: ScriptedStop
     commands: list[LinkCommand]
-    drains_at_once: bool
+    ending: str  # "idle": once nothing is left; "drain", "immediate": as soon as it has begun
     waits: list[float] = field(default_factory=list)
     saving: list[bool] = field(default_factory=list)
 
@@ -41,8 +41,10 @@ class ScriptedServer:
         self.saving.append(self.rig.cache.has_transfers)
         if self.commands:
             commands, self.commands = self.commands, []
-            self.stop.is_draining = self.drains_at_once
+            self.stop.is_draining = self.ending == "drain"
             return commands
+        if self.ending == "immediate" and self.rig.cache.is_saving:
+            self.stop.is_immediate = True
         if timeout_s == IDLE_CHECK_S and not self.rig.cache.has_transfers:
             self.stop.is_draining = True
         elif timeout_s:
@@ -63,9 +65,9 @@ def command() -> LinkCommand:
     return LinkCommand("link", message)
 
 
-def run(rig: EngineRig, *, drains_at_once: bool = False) -> ScriptedServer:
+def run(rig: EngineRig, ending: str = "idle") -> ScriptedServer:
     stop = ScriptedStop()
-    server = ScriptedServer(rig, stop, [command()], drains_at_once)
+    server = ScriptedServer(rig, stop, [command()], ending)
     assert isinstance(rig.sampler, TeacherSampler)
     rig.sampler.references["r"] = reference_of("llama", tuple(PROMPT))
     with rig.paged():
@@ -88,10 +90,17 @@ def test_what_goes_idle_is_saved_at_once(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_told_to_stop_saves_first(tmp_path: Path) -> None:
     rig = EngineRig(model_of("llama"), RigOptions(disk_folder=tmp_path, num_disk=32))
-    server = run(rig, drains_at_once=True)
+    server = run(rig, "drain")
     assert server.waits[-1] == SAVE_POLL_S
     assert not rig.engine.is_saving
     rig.close()
     again = EngineRig(model_of("llama"), RigOptions(disk_folder=tmp_path, num_disk=32))
     assert again.num_restored == 5
     again.close()
+
+
+def test_one_that_is_told_to_stop_at_once_does_not(tmp_path: Path) -> None:
+    rig = EngineRig(model_of("llama"), RigOptions(disk_folder=tmp_path, num_disk=32))
+    server = run(rig, "immediate")
+    assert SAVE_POLL_S not in server.waits
+    rig.close()

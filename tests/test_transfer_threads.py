@@ -17,7 +17,7 @@ from cache_store.block_hash import HASH_VERSION
 from cache_store.events import Tier
 from cache_store.tiers.codec import make_codec
 from cache_store.tiers.device import DeviceTier
-from cache_store.tiers.disk_format import DiskFormat
+from cache_store.tiers.disk_format import DiskFormat, DiskStoreError
 from cache_store.tiers.disk_store import DiskStore
 from cache_store.tiers.host import HostTier
 from cache_store.tiers.transfer_threads import TierStorage, TransferThreads
@@ -224,6 +224,35 @@ def test_a_deletion_comes_before_what_is_ordered_after_it(tmp_path: Path) -> Non
         assert result.num_done == 0
         assert "holds no block" in result.error
         b.threads.delete(HOST, [0])  # memory that is given up needs nothing
+
+
+@pytest.mark.parametrize("error", [DiskStoreError("no"), RuntimeError("nor this")])
+def test_a_deletion_that_fails_does_not_stop_what_follows(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(slots: object) -> None:
+        raise error
+
+    with bench(tmp_path) as b:
+        b.copy(DEVICE, DISK, [0], [5], keys=[KEYS[0]])
+        monkeypatch.setattr(b.disk, "delete", fail)
+        b.threads.delete(DISK, [5])
+        b.copy(DISK, DEVICE, [5], [7], keys=[KEYS[0]])
+
+
+def test_whatever_a_copy_raises_is_a_failed_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise MemoryError
+
+    with bench(tmp_path) as b:
+        b.copy(DEVICE, DISK, [0], [5], keys=[KEYS[0]])
+        with monkeypatch.context() as patch:
+            patch.setattr(b.disk, "read", fail)
+            result = b.result(b.order(DISK, DEVICE, [5], [7], [KEYS[0]]))
+        assert (result.num_done, result.error) == (0, "MemoryError")
+        b.copy(DISK, DEVICE, [5], [7], keys=[KEYS[0]])
 
 
 def test_each_result_wakes_the_engine(tmp_path: Path) -> None:

@@ -170,6 +170,8 @@ class _Copier:
             self._disk.delete(block_ids)
         except DiskStoreError as error:
             logger.warning("blocks on disk could not be erased: %s", error)
+        except Exception:  # a thread that ends would leave every later order without a result
+            logger.exception("blocks on disk could not be erased")
 
     def _copy_block(self, order: TransferOrder, index: int) -> None:
         source_id, target_id = order.source_ids[index], order.target_ids[index]
