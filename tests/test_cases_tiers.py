@@ -31,7 +31,7 @@ NUM_BLOCKS = 20
 DISK_BYTES = 200 * 2**20
 SHIPS = ("Adder", "Bittern", "Curlew", "Dunlin", "Egret", "Fulmar")
 # Forward as users come round, and once back, when the last one's prompt is still near.
-ROUNDS = (range(6), range(6), range(6), range(6), range(5, -1, -1))
+ROUNDS = (range(6), range(6), range(6), range(5, -1, -1))
 
 
 def log_of(number: int) -> str:

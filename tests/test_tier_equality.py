@@ -25,7 +25,7 @@ from cache_store.stats import TierStats
 from cache_store.transfer import TransferOrder
 from model_worker.protocol import PrefixAction, PrefixCommand, PrefixReply
 from tests.disk_kit import files_in
-from tests.rig import EngineRig, Reference, RigOptions
+from tests.rig import FINGERPRINT, EngineRig, Reference, RigOptions, disk_cache_size
 from tests.test_token_equality import (
     NEW_TOKENS,
     model_of,
@@ -185,43 +185,49 @@ def test_after_a_restart(family: str, tmp_path: Path) -> None:
 
 OTHER_PROCESS = """
 import json, sys
-from pathlib import Path
-from tests.rig import EngineRig, RigOptions
-from tests.test_token_equality import model_of, references, shared_prefix_prompts
+import numpy as np
+from cache_store.block_hash import HASH_VERSION, Namespace
+from cache_store.eviction import make_eviction_policy
+from cache_store.events import Tier
+from cache_store.prefix_cache import PrefixCache
+from cache_store.restore import StoredBlock
+from cache_store.tier_manager import LowerTiers
+from cache_store.tiers.disk_format import DiskFormat
+from cache_store.tiers.disk_store import DiskStore
 
-options = RigOptions(block_size=16, disk_folder=Path(sys.argv[1]), num_disk=64)
-prompts = shared_prefix_prompts(3)
-rig = EngineRig(model_of("llama"), options)
-rig.check(references("llama", prompts)).assert_passes()
-print(json.dumps([[rig.num_cached(n), rig.outputs[n][0].num_disk_tokens] for n in prompts]))
-rig.close()
+folder, payload_bytes, max_bytes, fingerprint, *prompts = map(json.loads, sys.argv[1:])
+form = DiskFormat(fingerprint, HASH_VERSION, 16, payload_bytes, "exact:float32")
+store = DiskStore(folder, form, max_bytes)
+lower = LowerTiers({Tier.DISK: store.num_slots}, None, None, None)
+cache = PrefixCache(64, 16, make_eviction_policy("lru"), lower)
+cache.restore([StoredBlock(each.key, each.stored_at) for each in store.scan()])
+namespace = Namespace(fingerprint)
+found = [cache.inspect(namespace, np.array(ids, dtype=np.int32)) for ids in prompts]
+print(json.dumps([report.num_disk_tokens for report in found]))
 """
 
 
-def test_in_a_process_with_another_hash_seed(tmp_path: Path) -> None:
-    """Also in one without a seed. Each has a copy of the folder, and they run side by side."""
+def test_a_process_with_another_hash_seed_finds_the_same_blocks(tmp_path: Path) -> None:
+    """Also one without a seed. Each has a copy of the folder."""
     prompts = shared_prefix_prompts(3)
+    wanted = references("llama", prompts)
     here = tmp_path / "here"
-    with rig_of("llama", RigOptions(block_size=16, disk_folder=here, num_disk=64)) as rig:
-        rig.check(references("llama", prompts)).assert_passes()
+    options = RigOptions(block_size=16, disk_folder=here, num_disk=64)
+    with rig_of("llama", options) as rig:
+        rig.check(wanted).assert_passes()
         rig.settle()
-    processes = []
+        block_bytes = rig.spec.bytes_per_block
+    stored = [[*reference.prompt, *reference.token_ids[:-1]] for reference in wanted.values()]
     for seed in ("1", None):
         folder = tmp_path / f"seed-{seed}"
         shutil.copytree(here, folder)
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}
         if seed is not None:
             environment["PYTHONHASHSEED"] = seed
-        command = [sys.executable, "-c", OTHER_PROCESS, str(folder)]
-        processes.append(
-            subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
-        )
-    for process in processes:
-        out, _ = process.communicate(timeout=120)
-        assert process.returncode == 0
-        cached = json.loads(out)
-        assert [all_tiers for all_tiers, _ in cached] == [len(p) - 1 for p in prompts.values()]
-        assert cached[0][1] == cached[0][0]
+        told = (str(folder), block_bytes, disk_cache_size(64, block_bytes), FINGERPRINT, *stored)
+        command = [sys.executable, "-c", OTHER_PROCESS, *map(json.dumps, told)]
+        found = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+        assert json.loads(found.stdout) == [len(ids) for ids in stored]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
