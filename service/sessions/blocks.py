@@ -12,7 +12,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ __all__ = ["DROP_LIMIT_S", "SessionBlocks", "TierBlocks"]
 DROP_LIMIT_S = 300.0  # how long a deletion is tried for
 _RETRY_S = 1.0
 _CALL_S = 10.0
+_LAST_CALL_S = 1.0
 _NUM_AT_ONCE = 32
 _MAX_WAITING = 200_000  # deletions; each holds its ids
 
@@ -48,9 +49,10 @@ class _Drop:
     token_ids: TokenIds
     cache_salt: str
     keep_num_tokens: int
-    waiting_for: set[str]  # worker ids
+    waiting_for: set[str]  # worker ids; one that has left may come back with its disk
     due_at: float
     ends_at: float
+    done: set[str] = field(default_factory=set)  # worker ids
 
 
 class SessionBlocks:
@@ -80,7 +82,13 @@ class SessionBlocks:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Give what was begun a moment to end; what remains is cancelled."""
+        """Give what was begun a moment to end; what remains is cancelled. Deletions are tried once
+        more, since nobody asks for them again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_CALL_S):
+                await self.work_off_drops()
+        while self._drops:
+            self._give_up(self._drops.popleft())
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=1.0)
             for task in late:
@@ -174,19 +182,21 @@ class SessionBlocks:
         self._drops = deque(drop for drop in self._drops if id(drop) not in ended)
 
     async def _work_off(self, drop: _Drop) -> None:
-        for worker in self._workers():
-            if worker.worker_id not in drop.waiting_for:
+        for worker in self._workers():  # those that came since may have found it on a disk
+            if worker.worker_id in drop.done:
                 continue
             reply = await self._ask(
                 worker,
                 PrefixAction.DROP,
                 drop.token_ids,
                 drop.cache_salt,
-                drop.keep_num_tokens,
+                _num_in_whole_blocks(drop.keep_num_tokens, worker),
             )
             if reply is not None and reply.num_blocks_left == 0:
+                drop.done.add(worker.worker_id)
                 drop.waiting_for.discard(worker.worker_id)
-        drop.waiting_for &= {worker.worker_id for worker in self._workers()}
+            else:
+                drop.waiting_for.add(worker.worker_id)
         drop.due_at = self._clock() + _RETRY_S
 
     def _give_up(self, drop: _Drop) -> None:
@@ -196,3 +206,10 @@ class SessionBlocks:
             ", ".join(sorted(drop.waiting_for)),
         )
         self._on_given_up()
+
+
+def _num_in_whole_blocks(num_tokens: int, worker: Worker) -> int:
+    """Rounded down: a block that begins with what is shared and goes on otherwise holds what only
+    the deleted session was told, and as a sibling it would make all before it look shared."""
+    block_size = 1 if worker.card is None else worker.card.block_size
+    return num_tokens // block_size * block_size
