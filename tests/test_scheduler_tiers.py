@@ -103,6 +103,7 @@ def test_a_running_request_waits_for_a_copy_instead_of_preempting() -> None:
         if world.engine.is_stalled:
             break
     assert world.cache.is_room_coming
+    assert world.engine.stats().preemptions_total == 0
     world.copier.finish()
     world.step()
     assert not world.engine.is_stalled

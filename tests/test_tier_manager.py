@@ -619,3 +619,64 @@ def test_a_node_whose_child_goes_to_make_room_for_it_is_queued_once() -> None:
     world.settle()
     assert world.copies(tokens(shared, right)) == ["H", "d"]
     assert world.tiers.make_room(Tier.DEVICE, 3)
+
+
+def test_nothing_arrives_behind_what_failed() -> None:
+    world = TierWorld(4, num_host=4)
+    world.store(prompt(1, 2))
+    world.store(prompt(2, 1))
+    assert not world.tiers.make_room(Tier.DEVICE, 4)
+    assert moves(world.executor.orders) == [("device", "host", 3)]
+    world.finish(1)  # of two blocks that are one node
+    assert world.num_cached(Tier.HOST) == 0
+    assert world.copies(prompt(2, 1)) == ["D"]
+    assert world.num_free(Tier.HOST) == 4
+
+
+def test_a_device_node_above_the_host_is_dropped_rather_than_left_on_disk_alone() -> None:
+    world = TierWorld(2, num_host=2, num_disk=8)
+    ids = tokens(prompt(1, 1), prompt(2, 1))
+    world.store(ids)
+    world.advance()
+    world.settle()
+    world.cache.demote(NAMESPACE, ids, 4)
+    world.settle()
+    assert world.copies(ids) == ["Dd", "Hd"]
+    world.tiers._resting_until[Tier.HOST] = 1.0
+    assert world.tiers.make_room(Tier.DEVICE, 2)
+    world.check()
+    assert world.copies(ids) == []
+
+
+def test_both_halves_of_a_split_copy_are_spare() -> None:
+    world = TierWorld(8, num_host=4)
+    stored_below(world, 1, 4)
+    ids = tokens(prompt(1, 4), 7)
+    lease = world.start(ids)
+    world.settle()
+    world.end(world.start(prompt(1, 2)), prompt(1, 2), 0)
+    assert world.copies(prompt(1, 4)) == ["DH", "DH"]
+    assert world.tiers.make_room(Tier.HOST, 4)
+    assert world.copies(prompt(1, 4)) == ["D", "D"]
+    world.end(lease, ids)
+
+
+def test_what_is_on_its_way_down_is_loaded_once_it_is_there() -> None:
+    world = TierWorld(4, num_host=2, num_disk=4)
+    world.store(prompt(1, 2))
+    world.cache.demote(NAMESPACE, prompt(1, 2), 0)
+    world.tiers._unsaved.clear()
+    world.settle()
+    assert not world.tiers.make_room(Tier.HOST, 2)
+    assert moves(world.executor.orders) == [("host", "disk", 2)]
+    ids = tokens(prompt(1, 2), 7)
+    lease = world.begin(ids)
+    assert not world.cache.allocate(lease, 9)
+    assert len(world.executor.orders) == 1
+    world.finish()
+    assert world.cache.allocate(lease, 9)
+    assert [(order.target, len(order.source_ids)) for order in world.executor.orders] == [
+        (Tier.DEVICE, 2)
+    ]
+    world.settle()
+    world.end(lease, ids)
