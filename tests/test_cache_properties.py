@@ -103,7 +103,7 @@ class RowMover:
         pass
 
 
-LOWER = (
+LOWER: tuple[dict[Tier, int], ...] = (
     {},
     {Tier.HOST: 12},
     {Tier.HOST: 100},
@@ -145,6 +145,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.stored: dict[Namespace, set[Prefix]] = {namespace: set() for namespace in NAMESPACES}
         self.rows = tier_rows[Tier.DEVICE]
         self.runs: list[Run] = []
+        self.failed: list[Run] = []  # that lost blocks, and hold what they hold for a while yet
         self.was_dropped = False  # from then on the model only bounds the match from above
 
     # ------------------------------------------------------------ the model
@@ -202,7 +203,7 @@ class CacheMachine(RuleBasedStateMachine):
         elif run.lease.pending_copy is not None:
             num_claimed = run.lease.num_cached_tokens  # the cache has to know better
         self.cache.release(run.lease, run.array, num_claimed)
-        self.runs.remove(run)
+        (self.runs if run in self.runs else self.failed).remove(run)
 
     def is_ready(self, run: Run) -> bool:
         return not (run.lease.is_loading or run.lease.has_failed)
@@ -211,8 +212,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.mover.run(index, num_done)
         self.was_dropped |= num_done is not None
         self.cache.advance()
-        for run in [run for run in self.runs if run.lease.has_failed]:
-            self.end(run)  # as a scheduler does before anything else
+        self.failed += [run for run in self.runs if run.lease.has_failed]
+        self.runs = [run for run in self.runs if not run.lease.has_failed]
 
     def pick(self, index: int) -> Run:
         return self.runs[index % len(self.runs)]
@@ -317,6 +318,11 @@ class CacheMachine(RuleBasedStateMachine):
     def transfer(self, index: int, num_done: int | None) -> None:
         self.finish_transfer(index, num_done)
 
+    @precondition(lambda self: self.failed)
+    @rule(index=INDICES)
+    def end_failed(self, index: int) -> None:
+        self.end(self.failed[index % len(self.failed)])
+
     @rule()
     def advance(self) -> None:
         self.cache.advance()
@@ -347,7 +353,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def every_block_has_one_owner(self) -> None:
         if hasattr(self, "cache"):
-            self.cache.check_integrity([run.lease for run in self.runs])
+            self.cache.check_integrity([run.lease for run in (*self.runs, *self.failed)])
 
     @invariant()
     def rows_of_running_requests_are_theirs(self) -> None:
@@ -375,10 +381,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.told = told
 
     def teardown(self) -> None:
-        for run in list(getattr(self, "runs", [])):
+        for run in [*getattr(self, "runs", []), *getattr(self, "failed", [])]:
             self.cache.release(run.lease, run.array, run.num_computed)
         if hasattr(self, "cache"):
             self.runs.clear()
+            self.failed.clear()
             for _ in range(1000):
                 if not self.mover.orders:
                     break
