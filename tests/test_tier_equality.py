@@ -183,6 +183,24 @@ def test_after_a_restart(family: str, tmp_path: Path) -> None:
         assert tier_stats(rig, Tier.DISK).stored_total == 0  # nothing is written twice
 
 
+def test_two_that_live_on_one_folder(tmp_path: Path) -> None:
+    """The second finds what the first had stored, and what the first gives up then is a miss."""
+    wanted = references("llama", shared_prefix_prompts(4))
+    options = RigOptions(block_size=8, disk_folder=tmp_path, num_disk=64)
+    with rig_of("llama", options) as first:
+        first.check(wanted).assert_passes()
+        first.settle()
+        with rig_of("llama", options) as second:
+            assert second.num_restored == tier_stats(first, Tier.DISK).num_cached
+            second.check({"p0": wanted["p0"]}).assert_passes()
+            assert from_tiers(second, "p0") == (47, 0, 47)
+            first.engine.reset_cache()
+            first.settle()
+            second.check({name: wanted[name] for name in ("p1", "p2", "p3")}).assert_passes()
+            assert tier_stats(second, Tier.DISK).failed_total > 0
+            second.settle()
+
+
 OTHER_PROCESS = """
 import json, sys
 import numpy as np
