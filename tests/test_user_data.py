@@ -128,32 +128,32 @@ def delete(client: httpx.Client, session: str) -> None:
 def test_what_is_deleted_is_nowhere_and_what_others_share_stays(
     shop: Place, alice: httpx.Client, bob: httpx.Client
 ) -> None:
-    needles = {name: shop.needle(name) for name in ("gone", "kept", "bobs")}
+    needles = {name: shop.needle(name) for name in ("name-of-gone", "name-of-kept", "name-of-bobs")}
     talks: dict[str, Messages] = {}
     last: dict[str, Any] = {}
-    for name, client in (("gone", alice), ("kept", alice), ("bobs", bob)):
+    for name, client in (("name-of-gone", alice), ("name-of-kept", alice), ("name-of-bobs", bob)):
         talks[name] = told(needles[name])[:1]
         first = go_on(client, name, talks[name], told(needles[name])[1]["content"])
-        if name == "bobs":
+        if name == "name-of-bobs":
             assert cached_tokens(first) > len(SYSTEM.split())  # what all have in common
         last[name] = go_on(client, name, talks[name], "And what else?")
     for needle in needles.values():
         shop.wait_found(needle)
-    with shop.forgetting(needles["gone"]):
-        delete(alice, "gone")
-    for name, client in (("kept", alice), ("bobs", bob)):
+    with shop.forgetting(needles["name-of-gone"]):
+        delete(alice, "name-of-gone")
+    for name, client in (("name-of-kept", alice), ("name-of-bobs", bob)):
         assert shop.where(needles[name]) == shop.everywhere
         turn = go_on(client, name, talks[name], "Which one?")
         assert cached_tokens(turn) >= num_known(last[name])
         last[name] = turn
-    with shop.forgetting(needles["bobs"]):
+    with shop.forgetting(needles["name-of-bobs"]):
         response = bob.delete("/v1/tenants/me/data")
         assert response.status_code == 200, response.text
-    assert shop.where(needles["kept"]) == shop.everywhere
-    turn = go_on(alice, "kept", talks["kept"], "Really?")
-    assert cached_tokens(turn) >= num_known(last["kept"])
-    with shop.forgetting(needles["kept"]):
-        delete(alice, "kept")
+    assert shop.where(needles["name-of-kept"]) == shop.everywhere
+    turn = go_on(alice, "name-of-kept", talks["name-of-kept"], "Really?")
+    assert cached_tokens(turn) >= num_known(last["name-of-kept"])
+    with shop.forgetting(needles["name-of-kept"]):
+        delete(alice, "name-of-kept")
 
 
 def test_an_answer_that_was_cut_goes_whole(shop: Place, alice: httpx.Client) -> None:
@@ -246,7 +246,7 @@ def test_a_fork_keeps_what_it_goes_on_with(shop: Place, alice: httpx.Client) -> 
 
 def test_a_session_whose_time_is_over_goes(shop: Place, alice: httpx.Client) -> None:
     needle = shop.needle("short")
-    created = alice.post("/v1/sessions", json={"session_id": "short", "ttl": 3})
+    created = alice.post("/v1/sessions", json={"session_id": "short", "ttl": 6})
     assert created.status_code == 201, created.text
     ask(alice, "short", told(needle))
     with shop.forgetting(needle):

@@ -134,19 +134,26 @@ class Place:
 
     def wait_found(self, needle: Needle) -> None:
         """The search would find it: otherwise its finding nothing means nothing."""
-        wait_for(lambda: self.where(needle) == self.everywhere, GONE_S)
+        found: set[str] = set()
+
+        def is_complete() -> bool:
+            found.update(self.where(needle))  # in one place later than in another
+            return found == self.everywhere
+
+        wait_for(is_complete, GONE_S)
 
     def wait_gone(self, *needles: Needle) -> None:
         self.deleted += needles
         wait_for(lambda: not any(self.where(needle) for needle in needles), GONE_S)
 
     def assert_silent(self) -> None:
-        """Neither logs nor metrics say any of it."""
+        """Neither logs nor metrics say any of it, or whose it is."""
         said = f"{self.server.stdout}\n{self.server.stderr}"
         if self.server.process.poll() is None:
             with self.client(ADMIN) as client:
                 said += client.get("/metrics").text
-        assert REDIS_PASSWORD not in said
+        for secret in (REDIS_PASSWORD, "key-of-", "name-of-"):  # of API keys, of sessions
+            assert secret not in said
         for needle in self.used:
             assert not needle.is_in(said.encode())
 
