@@ -290,12 +290,15 @@ class PrefixCache:
             for node in (holding.node, holding.source):
                 if node is not None:
                     locks[node] = locks.get(node, 0) + 1
-        for node in self._tiers.pinned_nodes():
+        jobs = self._tiers.jobs()
+        for node in (node for job in jobs for node in job.targets):
             locks[node] = locks.get(node, 0) + 1
         owned = check_tree(self._tree, locks)
         for tier, pool in self._tiers.pools.items():
             held = private if tier is Tier.DEVICE else []
-            check_ownership(pool, owned[tier], [*held, *self._tiers.arriving_ids(tier)])
+            writing = (job.targets.values() for job in jobs if job.order.target is tier)
+            arriving = [block_id for targets in writing for ids in targets for block_id in ids]
+            check_ownership(pool, owned[tier], [*held, *arriving])
 
     def _holding(self, lease: Lease) -> _Holding:
         holding = self._holdings.get(lease)

@@ -9,26 +9,25 @@ of requests. Not thread-safe: owned by the engine thread.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from cache_store.block_keys import block_keys
 from cache_store.block_pool import BlockPool
 from cache_store.events import Tier
 from cache_store.load_planner import LoadPlan, LoadPlanner
 from cache_store.lost_blocks import LostBlocks
+from cache_store.overdue_jobs import OverdueJobs
 from cache_store.prefix_search import is_redundant
 from cache_store.radix_node import RadixNode
 from cache_store.radix_tree import RadixTree
 from cache_store.stats import TierCounters
 from cache_store.transfer import (
-    BlockKey,
     TransferExecutor,
     TransferJob,
-    TransferOrder,
     TransferResult,
 )
-from cache_store.unsaved_nodes import UnsavedNodes, can_be_saved
+from cache_store.transfer_orders import divide, make_order
+from cache_store.unsaved_nodes import UnsavedNodes, that_fit
 
 # A tier that refused a copy (a full disk, an I/O error) is left alone for this long.
 REST_AFTER_FAILURE_S = 10.0
@@ -59,6 +58,10 @@ class _Batch:
     nodes: list[RadixNode] = field(default_factory=list)
     num_blocks: int = 0
 
+    def add(self, node: RadixNode) -> None:
+        self.nodes.append(node)
+        self.num_blocks += node.num_blocks
+
 
 class TierManager:
     def __init__(self, tree: RadixTree, device: BlockPool, lower: LowerTiers | None) -> None:
@@ -73,6 +76,7 @@ class TierManager:
         self._num_coming = dict.fromkeys(self.pools, 0)  # blocks that jobs in flight will free
         self._lost = LostBlocks(tree)
         self._unsaved = UnsavedNodes(tree)
+        self._overdue = OverdueJobs()
         self._resting_until = dict.fromkeys(self.pools, 0.0)
         self._reserve = min(int(device.num_blocks * RESERVE_SHARE), MAX_RESERVE_BLOCKS)
 
@@ -98,14 +102,9 @@ class TierManager:
         """Whether a job in flight frees blocks of some tier, which lets the next one begin."""
         return any(self._num_coming.values())
 
-    def pinned_nodes(self) -> Iterator[RadixNode]:
-        """The nodes that jobs in flight hold a lock on, once for each."""
-        return (node for job in self._jobs.values() for node in job.targets)
-
-    def arriving_ids(self, tier: Tier) -> list[int]:
-        """Blocks of ``tier`` that jobs in flight are writing to."""
-        jobs = (job for job in self._jobs.values() if job.order.target is tier)
-        return [block_id for job in jobs for ids in job.targets.values() for block_id in ids]
+    def jobs(self) -> Collection[TransferJob]:
+        """Those in flight: each holds a lock on its nodes, and its targets are nobody's else."""
+        return self._jobs.values()
 
     # ------------------------------------------------------------ room
 
@@ -115,7 +114,7 @@ class TierManager:
         ``takes_spares``: also at the cost of copies that have a quicker one beside them.
         """
         pool, residency = self.pools[tier], self._tree.residency
-        batches: dict[Tier, _Batch] = {}
+        batches: dict[Tier, _Batch] = {place: _Batch() for place in self.pools}
         batched = 0
         while True:
             num_coming = residency.num_given_up(tier) + self._num_coming[tier] + batched
@@ -137,15 +136,14 @@ class TierManager:
             elif node.ids_in(target) is not None:
                 self._tree.split_tail(node, missing)
                 self._tree.drop_copy(node, tier)
-            elif self.pools[target].num_free - _num_batched(batches, target) <= 0:
+            elif self.pools[target].num_free - batches[target].num_blocks <= 0:
                 residency.queues[tier].put_back(node)
                 break  # room is being made there first
             else:
-                batch = batches.setdefault(target, _Batch())
+                batch = batches[target]
                 room = self.pools[target].num_free - batch.num_blocks
                 self._tree.split_tail(node, min(missing, room))
-                batch.nodes.append(node)
-                batch.num_blocks += node.num_blocks
+                batch.add(node)
                 batched += node.num_blocks
                 self._tree.lock(node)  # making room below must not offer it again
         self.collect()
@@ -179,7 +177,7 @@ class TierManager:
 
     def _can_take(self, node: RadixNode, tier: Tier, num_blocks: int) -> bool:
         assert self._lower is not None
-        if self._resting_until[tier] > self._lower.clock():
+        if not self._is_usable(tier):
             return False
         # Not for all of a long node: what fits is better there than nowhere.
         wanted = min(num_blocks, node.num_blocks, max(1, self.pools[tier].num_blocks // 2))
@@ -218,7 +216,8 @@ class TierManager:
     def plan(self, num_host_blocks: int, num_disk_blocks: int) -> LoadPlan:
         """Whether a hit in the lower tiers is worth its loading."""
         assert self._lower is not None
-        return self._lower.planner.plan(num_host_blocks, num_disk_blocks)
+        plan = self._lower.planner.plan(num_host_blocks, num_disk_blocks)
+        return replace(plan, lowest=self._overdue.slowest_usable(plan.lowest))
 
     def count_plan(self, plan: LoadPlan) -> None:
         """It was followed: once for each hit, however often that had to wait for room."""
@@ -233,60 +232,56 @@ class TierManager:
         """Bring nodes of lower tiers, parents first, to the device, whose pool has the room."""
         for tier in (Tier.HOST, Tier.DISK):
             group = [node for node in nodes if node.tier is tier]
-            if group:
-                self._start(tier, Tier.DEVICE, group, frees_source=False)
+            self._start(tier, Tier.DEVICE, group, frees_source=False)
 
     def demote(self, nodes: Sequence[RadixNode]) -> int:
-        """Take nodes off the device, leaves first, those that have a place below it; how many
+        """Take nodes off the device, leaves first, as far as there is a place below it; how many
         blocks leave, now or when their copies are made."""
         num_blocks = 0
-        batches: dict[Tier, list[RadixNode]] = {}
+        batches = {place: _Batch() for place in self.pools}
         for node in nodes:
-            target = self._resting_place(node, Tier.DEVICE, node.num_blocks)
+            size = node.num_blocks
+            target = self._resting_place(node, Tier.DEVICE, size)
             if target is None:
                 break
             if node.ids_in(target) is not None:
                 if not node.is_evictable_from(Tier.DEVICE):
                     break
                 self._tree.drop_copy(node, Tier.DEVICE)
-            elif self.pools[target].num_free >= node.num_blocks + sum(
-                other.num_blocks for other in batches.get(target, ())
-            ):
-                batches.setdefault(target, []).append(node)
             else:
-                break
+                batch = batches[target]
+                self.make_room(target, batch.num_blocks + size)
+                room = self.pools[target].num_free - batch.num_blocks
+                if room <= 0:
+                    break
+                self._tree.split_tail(node, room)
+                batch.add(node)
             num_blocks += node.num_blocks
-        for target, group in batches.items():
-            self._start(Tier.DEVICE, target, group, frees_source=True)
+            if node.num_blocks < size:
+                break
+        for target, batch in batches.items():
+            self._start(Tier.DEVICE, target, batch.nodes, frees_source=True)
         self.collect()
         return num_blocks
 
     def _start(
         self, source: Tier, target: Tier, nodes: Sequence[RadixNode], *, frees_source: bool
     ) -> None:
+        """Order the copies of ``nodes``, if there are any; ``target`` has the room."""
+        if not nodes:
+            return
         assert self._lower is not None
-        count = sum(node.num_blocks for node in nodes)
-        target_ids = self.pools[target].allocate(count)
-        has_keys = Tier.DISK in (source, target)
-        source_ids: list[int] = []
-        targets: dict[RadixNode, array[int]] = {}
-        keys: list[BlockKey] = []
-        for node in nodes:
-            ids = node.ids_in(source)
-            assert ids is not None
-            assert node.transfer is None, "a node is in one transfer at a time"
-            targets[node] = array("i", target_ids[len(source_ids) : len(source_ids) + len(ids)])
-            source_ids.extend(ids)
-            if has_keys:
-                keys.extend(block_keys(self._tree, node))
+        ids = self.pools[target].allocate(sum(node.num_blocks for node in nodes))
         self._num_jobs += 1
-        order = TransferOrder(self._num_jobs, source, target, source_ids, target_ids, keys)
-        job = self._jobs[order.number] = TransferJob(order, targets, frees_source)
+        order = make_order(self._tree, self._num_jobs, source, target, nodes, ids)
+        job = TransferJob(order, divide(ids, nodes), self._lower.clock(), frees_source)
+        self._jobs[order.number] = job
         for node in nodes:
+            assert node.transfer is None, "a node is in one transfer at a time"
             node.transfer = job
             self._tree.lock(node)
         if frees_source:
-            self._num_coming[source] += count
+            self._num_coming[source] += len(ids)
         self._lower.executor.submit(order)
 
     # ------------------------------------------------------------ between steps
@@ -297,26 +292,42 @@ class TierManager:
             return
         for result in self._lower.executor.take_results():
             self._finish(self._jobs.pop(result.number), result)
+        for job in self._overdue.check(self._jobs.values(), self._lower.clock()):
+            self._give_up_waiting(job)
         self.sweep()
         if self.pools[Tier.DEVICE].num_free < self._reserve:
             self.make_room(Tier.DEVICE, self._reserve)
         self._save_idle()
         self.collect()
 
+    def _give_up_waiting(self, job: TransferJob) -> None:
+        """Nobody waits for it any more; its ends stay pinned until it returns, if it ever does."""
+        if job.frees_source:
+            self._num_coming[job.order.source] -= len(job.order.source_ids)
+        if job.order.target is Tier.DEVICE:
+            job.has_failed = True
+            self._lost.add(job)
+
+    def _is_usable(self, tier: Tier) -> bool:
+        assert self._lower is not None
+        is_rested = self._resting_until[tier] <= self._lower.clock()
+        return is_rested and tier not in self._overdue.tiers
+
     def _finish(self, job: TransferJob, result: TransferResult) -> None:
         order = job.order
         job.is_pending = False
-        if job.frees_source:
+        num_done = 0 if job.has_failed else result.num_done
+        if job.frees_source and not job.is_overdue:
             self._num_coming[order.source] -= len(order.source_ids)
         counters = self.counters[order.source if order.target is Tier.DEVICE else order.target]
         if order.target is Tier.DEVICE:
-            counters.promoted += result.num_done
+            counters.promoted += num_done
             assert self._lower is not None
-            self._lower.planner.record(order.source, result.num_done, result.seconds)
+            self._lower.planner.record(order.source, num_done, result.seconds)
         else:
-            counters.stored += result.num_done
-        counters.failed += len(order.source_ids) - result.num_done
-        left = result.num_done
+            counters.stored += num_done
+        counters.failed += len(order.source_ids) - num_done
+        left = num_done
         arrived = []
         for node, ids in job.targets.items():
             if left >= len(ids):
@@ -375,26 +386,12 @@ class TierManager:
         if not self._unsaved or any(j.order.target is Tier.DISK for j in self._jobs.values()):
             return
         assert self._lower is not None
-        if self._resting_until[Tier.DISK] > self._lower.clock():
+        if not self._is_usable(Tier.DISK):
             return
         batch = self._unsaved.next_batch(self._lower.write_blocks)
         self.make_room(Tier.DISK, sum(n.num_blocks for n in batch), takes_spares=False)
-        room = self.pools[Tier.DISK].num_free
-        nodes: list[RadixNode] = []
-        for node in batch:
-            # Making room may have moved or dropped some of them.
-            if not can_be_saved(node, batch[0].tier):
-                continue
-            if node.num_blocks > room:
-                break  # what comes after may lie below it
-            nodes.append(node)
-            room -= node.num_blocks
+        nodes = that_fit(batch, self.pools[Tier.DISK].num_free)
         if nodes:
             self._start(nodes[0].tier, Tier.DISK, nodes, frees_source=False)
         elif batch:
             self._unsaved.clear()  # the disk is full of what is in use; what is used again returns
-
-
-def _num_batched(batches: Mapping[Tier, _Batch], tier: Tier) -> int:
-    batch = batches.get(tier)
-    return 0 if batch is None else batch.num_blocks

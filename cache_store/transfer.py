@@ -91,9 +91,11 @@ class TransferJob:
 
     order: TransferOrder
     targets: dict[RadixNode, array[int]]
+    started_s: float = 0.0
     frees_source: bool = False
     is_pending: bool = True
     has_failed: bool = False
+    is_overdue: bool = False
 
     def split(self, node: RadixNode, upper: RadixNode, num_blocks: int) -> None:
         """``upper`` now stands for the first ``num_blocks`` blocks of ``node``."""

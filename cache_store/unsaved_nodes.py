@@ -6,6 +6,7 @@ Owns the queue and the making of batches. Knows nothing of files or of when to w
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from cache_store.events import Tier
 from cache_store.radix_node import RadixNode, path_of
@@ -77,3 +78,17 @@ def can_be_saved(node: RadixNode, source: Tier) -> bool:
         and node.transfer is None
         and node.tier is source
     )
+
+
+def that_fit(batch: Sequence[RadixNode], room: int) -> list[RadixNode]:
+    """The leading nodes of ``batch`` that can still be saved, of at most ``room`` blocks."""
+    nodes: list[RadixNode] = []
+    for node in batch:
+        # Making room for them may have moved or dropped some.
+        if not can_be_saved(node, batch[0].tier):
+            continue
+        if node.num_blocks > room:
+            break  # what comes after may lie below it
+        nodes.append(node)
+        room -= node.num_blocks
+    return nodes

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_store.block_hash import Namespace
-from cache_store.block_keys import block_keys
 from cache_store.events import Tier
 from cache_store.restore import StoredBlock
+from cache_store.transfer_orders import block_keys
 from tests.tier_kit import NAMESPACE, TierWorld, prompt, tokens
 
 OTHER = Namespace("f", cache_salt="s")

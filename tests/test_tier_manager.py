@@ -680,3 +680,18 @@ def test_what_is_on_its_way_down_is_loaded_once_it_is_there() -> None:
     ]
     world.settle()
     world.end(lease, ids)
+
+
+def test_a_session_is_sent_down_whole_when_the_host_is_full() -> None:
+    """Room is made for all of its nodes together, at the cost of what has been there longest."""
+    world = TierWorld(16, 6)
+    for number in (1, 2, 3):
+        turn = prompt(number, 3)
+        world.store(turn)
+        longer = tokens(turn, range(9000, 9002))
+        world.store(longer)
+        world.cache.demote(NAMESPACE, longer, 0)
+        world.settle()
+        assert set(world.copies(longer)) == {"H"}
+    assert world.num_cached(Tier.DEVICE) == 0
+    assert world.num_cached(Tier.HOST) <= 6
