@@ -244,10 +244,10 @@ class World:
     def settle(self) -> None:
         """All that is under way arrives, and what follows from it."""
         for _ in range(200):
+            self.engine.advance_transfers()
             if not self.copier.orders:
                 return
             self.copier.finish()
-            self.engine.advance_transfers()
         raise AssertionError("transfers do not end")
 
     def collect(self) -> None:
