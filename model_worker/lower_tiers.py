@@ -126,7 +126,7 @@ def _build_host(config: WorkerConfig, device: DeviceTier, codec: BlockCodec) -> 
         return None
     try:
         return HostTier(num_blocks, codec.payload_bytes, is_pinned=is_cuda)
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, OSError, RuntimeError) as error:
         raise ModelLoadError(
             f"the host tier of {size_text(size)} cannot be allocated: lower --host-cache-size"
         ) from error
