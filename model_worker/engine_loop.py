@@ -66,14 +66,15 @@ class EngineLoop:
             commands = self._server.poll_commands(0 if is_busy else IDLE_CHECK_S)
             for command in commands:
                 self._handle(command)
-            self._engine.advance_transfers()
-            if self._engine.has_work:
+            is_idle = not self._engine.has_work
+            if not is_idle:
                 self._engine.step()
                 self._is_unchecked = True
-                if not self._engine.has_work:
-                    # What has just gone idle begins to be saved now, not at the next command.
-                    self._engine.advance_transfers()
-            elif not commands and self._is_unchecked:
+            if not self._engine.has_work:
+                # A step begins with it. Where none follows it is due here: what has arrived, and
+                # what has just gone idle, which begins to be saved now, not at the next command.
+                self._engine.advance_transfers()
+            if is_idle and not commands and self._is_unchecked:
                 self._engine.check_integrity()
                 self._is_unchecked = False
             self._publish()
