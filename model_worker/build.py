@@ -45,6 +45,7 @@ from model_worker.scheduler import Scheduler
 
 MAX_BATCHED_TOKENS_CPU = 512  # some two seconds a step for a small model: arrivals wait that long
 MAX_BATCHED_TOKENS_CUDA = 8192
+WAITING_PER_RUNNING = 4  # requests queued for each of --max-num-seqs before more are refused
 WARM_UP_PROMPT_TOKENS = 64
 WARM_UP_OUTPUT_TOKENS = 4
 
@@ -91,7 +92,7 @@ class WorkerParts:
             block_size=block_size,
             max_model_len=self.loaded.max_model_len,
             vocab_size=self.loaded.vocab_size,
-            max_num_waiting=self.config.max_num_waiting,
+            max_num_waiting=WAITING_PER_RUNNING * self.config.max_num_seqs,
         )
         return Engine(scheduler, self.runner, cache, self.pacer, limits, time.monotonic)
 

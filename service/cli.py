@@ -53,7 +53,7 @@ def build_app() -> typer.Typer:
     app.command("serve")(_command("serve", _serve))
     app.command("gateway")(_command("gateway", _gateway))
     app.command("worker")(_command("worker", _worker))
-    app.command("chat")(_command("chat", _chat))
+    app.command("chat")(_chat)
     app.command("settings")(_settings)
     return app
 
@@ -132,11 +132,28 @@ def _worker(values: Values) -> int:
     run.become_worker(worker)
 
 
-def _chat(values: Values) -> int:
-    """Talk to a server in the terminal; shows what the cache saved in each turn."""
+def _chat(
+    url: Annotated[
+        str, typer.Option("--url", metavar="URL", help="Server to talk to.")
+    ] = "http://127.0.0.1:8000",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="Model to talk to. (default: the first one served)",
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
+    """Talk to a server in the terminal; shows what the cache saved in each turn.
+
+    HEADSTART_API_KEY holds the key to send, where the server asks for one.
+    """
+    chosen = config.chat_config(config.resolve("chat", {}), url, model)
     from service import chat
 
-    return chat.run(config.chat_config(values))
+    return chat.run(chosen)
 
 
 def _settings() -> None:

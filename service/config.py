@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from model_worker.protocol import WorkerConfig
-from service.setting_types import redis_url
+from service.setting_types import http_url, redis_url
 from service.settings import ENV_PREFIX, SETTINGS, Setting, settings_of
 
 __all__ = [
@@ -165,19 +165,21 @@ def worker_config(
         model_cache_dir=str(cache_dir),
         device=values["device"],
         dtype=values["dtype"],
+        quantization=values["quantization"],
         max_model_len=values["max_model_len"],
         block_size=values["block_size"],
         kv_cache_memory=values["kv_cache_memory"],
+        kv_cache_dtype=values["kv_cache_dtype"],
         gpu_memory_utilization=values["gpu_memory_utilization"],
         max_num_seqs=values["max_num_seqs"],
         max_num_batched_tokens=values["max_num_batched_tokens"],
-        max_num_waiting=values["max_num_waiting"],
         cache=values["cache"],
         eviction_policy=values["eviction_policy"],
         host_cache_size=values["host_cache_size"],
         host_cache_dtype=values["host_cache_dtype"],
         disk_cache_dir=_text(values["disk_cache_dir"]),
         disk_cache_size=values["disk_cache_size"],
+        speculation=values["speculation"],
         max_itl_factor=values["max_itl_factor"],
         num_threads=values["num_threads"],
         drain_timeout_s=values["drain_timeout"],
@@ -187,8 +189,12 @@ def worker_config(
     )
 
 
-def chat_config(values: Mapping[str, Any]) -> ChatConfig:
-    return ChatConfig(url=values["url"], model=values["chat_model"], api_key=values["api_key"])
+def chat_config(values: Mapping[str, Any], url: str, model: str | None) -> ChatConfig:
+    """``values`` are those of `chat`. Raises ConfigError."""
+    try:
+        return ChatConfig(url=http_url(url), model=model, api_key=values["api_key"])
+    except ValueError as error:
+        raise ConfigError(f"--url: {error}") from error
 
 
 def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:

@@ -69,6 +69,8 @@ def test_every_worker_setting_reaches_the_worker() -> None:
         "model_cache_dir": "/cache",
         "device": "cpu",
         "dtype": "float32",
+        "quantization": "int8",
+        "kv_cache_dtype": "int8",
         "max_model_len": "4096",
         "cache": "none",
         "block_size": "16",
@@ -81,7 +83,7 @@ def test_every_worker_setting_reaches_the_worker() -> None:
         "gpu_memory_utilization": "0.5",
         "max_num_seqs": "3",
         "max_num_batched_tokens": "512",
-        "max_num_waiting": "7",
+        "speculation": "off",
         "max_itl_factor": "1.5",
         "num_threads": "2",
         "drain_timeout": "2.5",
@@ -99,6 +101,8 @@ def test_every_worker_setting_reaches_the_worker() -> None:
         model_cache_dir="/cache",
         device="cpu",
         dtype="float32",
+        quantization="int8",
+        kv_cache_dtype="int8",
         max_model_len=4096,
         cache="none",
         block_size=16,
@@ -111,7 +115,7 @@ def test_every_worker_setting_reaches_the_worker() -> None:
         gpu_memory_utilization=0.5,
         max_num_seqs=3,
         max_num_batched_tokens=512,
-        max_num_waiting=7,
+        speculation="off",
         max_itl_factor=1.5,
         num_threads=2,
         drain_timeout_s=2.5,
@@ -190,7 +194,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name() -> None:
 
 
 def test_a_variable_of_another_command_is_fine() -> None:
-    assert "url" not in resolve("serve", {}, {"HEADSTART_URL": "http://elsewhere"})
+    assert "api_key" not in resolve("serve", {}, {"HEADSTART_API_KEY": "k"})
 
 
 @pytest.mark.parametrize(
@@ -346,10 +350,14 @@ def test_the_model_cache_lives_in_the_users_cache_folder(
 def test_the_chat_takes_its_key_from_the_environment_only() -> None:
     (row,) = [setting for setting in SETTINGS if setting.name == "api_key"]
     assert row.is_env_only
-    environ = {"HEADSTART_API_KEY": "k", "HEADSTART_URL": "http://h:1/"}
-    made = chat_config(resolve("chat", {"chat_model": "m"}, environ))
+    made = chat_config(resolve("chat", {}, {"HEADSTART_API_KEY": "k"}), "http://h:1/", "m")
     assert (made.url, made.model, made.api_key) == ("http://h:1", "m", "k")
     assert "'k'" not in repr(made)
+
+
+def test_an_address_that_is_none_is_refused_by_the_chat() -> None:
+    with pytest.raises(ConfigError, match=r"--url: expected an address such as .*, got 'h:1'"):
+        chat_config(resolve("chat", {}, NOTHING), "h:1", None)
 
 
 def test_a_redis_url_may_lie_in_a_file(tmp_path: Path) -> None:
