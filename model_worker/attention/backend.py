@@ -6,7 +6,7 @@ computes, nor of scheduling.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import AttentionInterface
@@ -41,6 +41,32 @@ class AttentionBackend(Protocol):
         ``query`` (1, heads, tokens, head_dim), ``key`` and ``value`` (1, kv_heads, tokens,
         head_dim), rotated already. Returns (1, tokens, heads, head_dim).
         """
+        ...
+
+
+@runtime_checkable
+class CapturableBackend(AttentionBackend, Protocol):
+    """A backend whose ``forward`` can be captured in a CUDA graph and replayed for later steps.
+
+    A graph replays addresses and grid sizes, so all that differs between steps must lie in device
+    memory that stays where it is. Use: ``plan = reserve(...)`` once per graph; ``refill(plan,
+    spans)``, then capture (or replay) the model's forward with ``metadata.plan = plan`` and a
+    ``slot_mapping`` that stays where it is too. Nothing in ``forward`` looks at ``metadata.spans``.
+
+    A step smaller than the graph is padded at its end: the rows that no span covers attend to
+    nothing and come out as zeros; their slot is -1, which stores nothing.
+    """
+
+    def reserve(self, num_rows: int, max_spans: int, max_kv_len: int) -> object:
+        """A plan for steps of at most ``num_rows`` new tokens in at most ``max_spans`` sequences of
+        at most ``max_kv_len`` tokens each, new ones included. Holds its device memory while it
+        lives. Empty (all rows are padding) until it is refilled."""
+        ...
+
+    def refill(self, plan: object, spans: tuple[SequenceSpan, ...]) -> bool:
+        """Describe the step to a reserved plan, by copies on the current stream (outside of the
+        graph). The host side is free for the next step when it returns. False, with the plan left
+        as it was, when the step is larger than the plan: prepare() and run it without the graph."""
         ...
 
 
