@@ -114,7 +114,7 @@ class Churn:
 
 
 def build_engine(folder: str) -> tuple[Engine, PrefixCache, Any]:
-    device = DeviceTier(SPEC, DEVICE_BLOCKS, torch.float32, torch.device("cpu"))
+    device = DeviceTier(SPEC, DEVICE_BLOCKS, torch.device("cpu"))
     device.keys.zero_()
     device.values.zero_()  # touched, so that the baseline holds the device's memory
     config = WorkerConfig(

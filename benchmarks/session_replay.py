@@ -116,7 +116,7 @@ def _num_common(left: np.ndarray, right: np.ndarray) -> int:
 def replay(
     arrivals: list[Arrival], num_blocks: int, num_host_blocks: int, speed_up: float
 ) -> dict[str, Any]:
-    device = DeviceTier(SPEC, num_blocks, torch.float32, torch.device("cpu"))
+    device = DeviceTier(SPEC, num_blocks, torch.device("cpu"))
     pacer = PrefillPacer(2.0, 8192)
     config = WorkerConfig(
         endpoint="", worker_id="replay", host_cache_size=num_host_blocks * SPEC.bytes_per_block

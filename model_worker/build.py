@@ -179,7 +179,7 @@ def _choose_backend(tier: DeviceTier) -> AttentionBackend:
 
 def _allocate(loaded: LoadedModel, bill: MemoryBill) -> DeviceTier:
     try:
-        return DeviceTier(loaded.kv_spec, bill.num_blocks, loaded.dtype, loaded.device)
+        return DeviceTier(loaded.kv_spec, bill.num_blocks, loaded.device)
     except RuntimeError as error:
         raise ModelLoadError(
             f"the KV pool of {bill.pool_bytes / 2**30:.2f} GiB cannot be allocated on "

@@ -47,9 +47,11 @@ class MemoryBill:
     def lines(self, spec: KVCacheSpec) -> tuple[str, ...]:
         """The bill for a person, one statement per line."""
         free = "" if self.free_bytes is None else f" of {size_text(self.free_bytes)} free"
+        vector = f"{spec.head_dim} x {spec.bytes_per_element} B ({spec.dtype})"
+        if spec.scale_bytes:
+            vector = f"({vector} + {spec.scale_bytes} B scale)"
         return (
-            f"KV per token: 2 x {spec.num_layers} layers x {spec.num_kv_heads} kv heads x "
-            f"{spec.head_dim} x {spec.bytes_per_element} B ({spec.dtype}) "
+            f"KV per token: 2 x {spec.num_layers} layers x {spec.num_kv_heads} kv heads x {vector} "
             f"= {self.kv_bytes_per_token:,} B",
             f"KV pool: {self.num_blocks:,} blocks of {self.block_size} tokens "
             f"= {self.num_tokens:,} tokens, {size_text(self.pool_bytes)}{free}",

@@ -11,19 +11,20 @@ from cache_store.tiers.device import DeviceTier
 
 # Bytes of one number.
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
+STORED_DTYPES = {**DTYPES, "int8": 1}
 
 
 def make_spec(dtype: str = "float32", block_size: int = 4) -> KVCacheSpec:
     """3 layers of 2 heads of 8 numbers."""
-    return KVCacheSpec(block_size, 3, 2, 8, dtype, DTYPES[dtype])
+    return KVCacheSpec(block_size, 3, 2, 8, dtype, STORED_DTYPES[dtype])
 
 
 def make_tier(spec: KVCacheSpec, num_blocks: int = 6, seed: int = 0) -> DeviceTier:
-    dtype = getattr(torch, spec.dtype)
-    tier = DeviceTier(spec, num_blocks, dtype, torch.device("cpu"))
+    tier = DeviceTier(spec, num_blocks, torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
-    for tensor in (tier.keys, tier.values):
-        tensor.copy_(torch.randn(tensor.shape, generator=generator).to(dtype))
+    for tensor in tier.tensors:
+        drawn = torch.randn(tensor.shape, generator=generator)
+        tensor.copy_(drawn * 40 if tensor.dtype is torch.int8 else drawn)
     return tier
 
 

@@ -138,6 +138,7 @@ class RigOptions:
     disk_folder: Path | None = None
     num_disk: int = 0
     host_dtype: str = "exact"
+    kv_dtype: str = "float32"  # or int8
 
 
 class EngineRig:
@@ -148,10 +149,8 @@ class EngineRig:
     ) -> None:
         register_attention()
         self.options = options
-        self.spec = kv_spec(model, options.block_size)
-        self.tier = DeviceTier(
-            self.spec, options.num_blocks, torch.float32, torch.device(options.device)
-        )
+        self.spec = kv_spec(model, options.block_size, options.kv_dtype)
+        self.tier = DeviceTier(self.spec, options.num_blocks, torch.device(options.device))
         pacer = PrefillPacer(options.max_itl_factor, options.chunk)
         self.arrived = threading.Event()
         self.tiers = build_tiers(options, self.tier, self.arrived.set)
@@ -304,7 +303,7 @@ def disk_cache_size(num_blocks: int, payload_bytes: int) -> int:
     return num_blocks * (payload_bytes + 16384) + 65536
 
 
-def kv_spec(model: PreTrainedModel, block_size: int) -> KVCacheSpec:
+def kv_spec(model: PreTrainedModel, block_size: int, dtype: str = "float32") -> KVCacheSpec:
     config = model.config
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -313,6 +312,6 @@ def kv_spec(model: PreTrainedModel, block_size: int) -> KVCacheSpec:
         num_layers=config.num_hidden_layers,
         num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=head_dim,
-        dtype="float32",
-        bytes_per_element=4,
+        dtype=dtype,
+        bytes_per_element=1 if dtype == "int8" else 4,
     )

@@ -30,7 +30,7 @@ def make_tier(num_blocks: int = 400) -> DeviceTier:
         dtype="float32",
         bytes_per_element=4,
     )
-    tier = DeviceTier(spec, num_blocks, torch.float32, torch.device("cpu"))
+    tier = DeviceTier(spec, num_blocks, torch.device("cpu"))
     # A row that was never written must not reach any result, not even multiplied by zero.
     tier.keys.fill_(torch.nan)
     tier.values.fill_(torch.nan)

@@ -1,14 +1,16 @@
 """How the keys and values of a block are coded below the device.
 
 Owns the two codings: the exact bytes, and int8 with one scale for each token and head, which is
-close and not equal. Knows nothing of where payloads are kept.
+close and not equal. A device that holds int8 already goes down as it is, whatever is asked for:
+coded once, a number is never coded again. Knows nothing of where payloads are kept.
 
-A payload is K and then V, each (layers, kv_heads, block_size, head_dim) in C order; the int8 coding
-puts its scales, float32 (2, layers, kv_heads, block_size), after the numbers.
+A payload is K and then V, each (layers, kv_heads, block_size, head_dim) in C order; int8 has its
+scales, float32 (2, layers, kv_heads, block_size), after the numbers.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,11 +28,20 @@ _INT8_MAX = 127.0
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """The device's own numbers as bytes: each (layers, kv_heads, block_size, head bytes), not
-    necessarily contiguous."""
+    """The device's own numbers as bytes: each (layers, kv_heads, block_size, vector bytes), not
+    necessarily contiguous. The scales are None unless the device holds int8."""
 
     keys: NDArray[np.uint8]
     values: NDArray[np.uint8]
+    key_scales: NDArray[np.uint8] | None = None
+    value_scales: NDArray[np.uint8] | None = None
+
+    @property
+    def parts(self) -> tuple[NDArray[np.uint8], ...]:
+        """In the order in which they lie in a payload."""
+        if self.key_scales is None or self.value_scales is None:
+            return (self.keys, self.values)
+        return (self.keys, self.values, self.key_scales, self.value_scales)
 
 
 class BlockCodec(Protocol):
@@ -50,37 +61,43 @@ class BlockCodec(Protocol):
 
 def make_codec(name: str, spec: KVCacheSpec) -> BlockCodec:
     """Raises ValueError for a name that is not in CODEC_NAMES."""
-    if name == "exact":
-        return ExactCodec(spec)
-    if name == "int8":
-        return Int8Codec(spec)
-    raise ValueError(f"{name!r} is none of {', '.join(CODEC_NAMES)}")
+    if name not in CODEC_NAMES:
+        raise ValueError(f"{name!r} is none of {', '.join(CODEC_NAMES)}")
+    return ExactCodec(spec) if name == "exact" or spec.dtype == "int8" else Int8Codec(spec)
 
 
-def part_shape(spec: KVCacheSpec) -> tuple[int, int, int, int]:
-    """Of the bytes of a block's keys, and of its values."""
-    head_bytes = spec.head_dim * spec.bytes_per_element
-    return (spec.num_layers, spec.num_kv_heads, spec.block_size, head_bytes)
+def part_shapes(spec: KVCacheSpec) -> tuple[tuple[int, int, int, int], ...]:
+    """Of the bytes of each part of a block, as BlockView has them."""
+    rows = (spec.num_layers, spec.num_kv_heads, spec.block_size)
+    numbers = (*rows, spec.head_dim * spec.bytes_per_element)
+    if not spec.scale_bytes:
+        return (numbers, numbers)
+    scales = (*rows, spec.scale_bytes)
+    return (numbers, numbers, scales, scales)
 
 
 class ExactCodec:
     def __init__(self, spec: KVCacheSpec) -> None:
-        self.name = f"exact:{spec.dtype}"
+        self.name = f"exact:{spec.coding}"
         self.payload_bytes = spec.bytes_per_block
-        self._shape = (2, *part_shape(spec))
+        self._shapes = part_shapes(spec)
+        self._ends = np.cumsum([math.prod(shape) for shape in self._shapes]).tolist()
 
     def encode(self, block: BlockView, payload: Payload) -> None:
-        keys, values = payload.reshape(self._shape)
-        np.copyto(keys, block.keys)
-        np.copyto(values, block.values)
+        for target, source in zip(self._parts(payload), block.parts, strict=True):
+            np.copyto(target, source)
 
     def decode(self, payload: Payload, block: BlockView) -> None:
-        keys, values = payload.reshape(self._shape)
-        np.copyto(block.keys, keys)
-        np.copyto(block.values, values)
+        for source, target in zip(self._parts(payload), block.parts, strict=True):
+            np.copyto(target, source)
 
     def clear_rows(self, payload: Payload, num_rows: int) -> None:
-        payload.reshape(self._shape)[:, :, :, num_rows:] = 0
+        for part in self._parts(payload):
+            part[:, :, num_rows:] = 0
+
+    def _parts(self, payload: Payload) -> list[Payload]:
+        pieces = np.split(payload, self._ends[:-1])
+        return [piece.reshape(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
 
 class Int8Codec:
@@ -89,9 +106,9 @@ class Int8Codec:
     def __init__(self, spec: KVCacheSpec) -> None:
         self.name = "int8"
         self._spec = spec
-        self._rows = (2, *part_shape(spec)[:-1])
-        self._num_numbers = int(np.prod(self._rows)) * spec.head_dim
-        self.payload_bytes = self._num_numbers + int(np.prod(self._rows)) * _SCALE_BYTES
+        self._rows = (2, spec.num_layers, spec.num_kv_heads, spec.block_size)
+        self._num_numbers = math.prod(self._rows) * spec.head_dim
+        self.payload_bytes = self._num_numbers + math.prod(self._rows) * _SCALE_BYTES
 
     def encode(self, block: BlockView, payload: Payload) -> None:
         parts = zip((block.keys, block.values), *self._parts(payload), strict=True)

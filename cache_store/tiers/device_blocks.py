@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cache_store.tiers.codec import BlockView, part_shape
+from cache_store.tiers.codec import BlockView, part_shapes
 from cache_store.tiers.device import DeviceTier
 
 
@@ -43,11 +43,10 @@ class CpuBlocks:
     and, unlike torch, has no team of threads of its own to get in the way of the engine's."""
 
     def __init__(self, tier: DeviceTier) -> None:
-        self._keys = _raw(tier.keys)
-        self._values = _raw(tier.values)
+        self._parts = tuple(_raw(tensor) for tensor in tier.tensors)
 
     def read(self, block_id: int) -> BlockView:
-        return BlockView(self._keys[:, :, block_id], self._values[:, :, block_id])
+        return BlockView(*(part[:, :, block_id] for part in self._parts))
 
     def target(self, block_id: int) -> BlockView:
         return self.read(block_id)
@@ -62,17 +61,21 @@ class CudaBlocks:
     def __init__(self, tier: DeviceTier) -> None:
         self._tier = tier
         self._stream = torch.cuda.Stream(tier.keys.device)  # type: ignore[no-untyped-call]
-        spec = tier.spec
-        shape = (2, spec.num_layers, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        self._pinned = torch.empty(shape, dtype=tier.keys.dtype, pin_memory=True)
-        raw = self._pinned.view(torch.uint8).numpy().reshape(2, *part_shape(spec))
-        self._view = BlockView(raw[0], raw[1])
+        self._pinned = tuple(
+            torch.empty(tensor[:, 0].transpose(1, 2).shape, dtype=tensor.dtype, pin_memory=True)
+            for tensor in tier.tensors
+        )
+        raw = [pinned.view(torch.uint8).numpy() for pinned in self._pinned]
+        shapes = part_shapes(tier.spec)
+        self._view = BlockView(
+            *(part.reshape(shape) for part, shape in zip(raw, shapes, strict=True))
+        )
 
     def read(self, block_id: int) -> BlockView:
         with torch.cuda.stream(self._stream), torch.inference_mode():
-            for number, tensor in enumerate((self._tier.keys, self._tier.values)):
+            for pinned, tensor in zip(self._pinned, self._tier.tensors, strict=True):
                 block = tensor[:, block_id].transpose(1, 2).contiguous()
-                self._pinned[number].copy_(block, non_blocking=True)
+                pinned.copy_(block, non_blocking=True)
         self._stream.synchronize()
         return self._view
 
@@ -81,15 +84,17 @@ class CudaBlocks:
 
     def commit(self, block_id: int) -> None:
         with torch.cuda.stream(self._stream), torch.inference_mode():
-            on_device = self._pinned.to(self._tier.keys.device, non_blocking=True)
-            self._tier.keys[:, block_id] = on_device[0].transpose(1, 2)
-            self._tier.values[:, block_id] = on_device[1].transpose(1, 2)
+            for pinned, tensor in zip(self._pinned, self._tier.tensors, strict=True):
+                on_device = pinned.to(tensor.device, non_blocking=True)
+                tensor[:, block_id] = on_device.transpose(1, 2)
         self._stream.synchronize()
 
 
 def _raw(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """(layers, kv_heads, blocks, block_size, head bytes) over the same memory, heads first."""
-    heads_first = tensor.permute(0, 3, 1, 2, 4)
+    """(layers, kv_heads, blocks, block_size, vector bytes) over the same memory, heads first."""
+    heads_first = tensor.movedim(3, 1)
     assert heads_first.is_contiguous(), "the CPU's tensors lie heads first"
+    if tensor.dim() == 4:  # scales: a vector of one
+        heads_first = heads_first.unsqueeze(-1)
     raw: NDArray[np.uint8] = heads_first.view(torch.uint8).numpy()
     return raw

@@ -4,7 +4,7 @@ Sequences are mostly a few long runs of consecutive blocks, and a run is a view 
 Each part of a sequence's KV (a run, the gathered short runs, the new tokens themselves) is attended
 apart and the parts are joined by their log-sum-exp, which is exact up to rounding (Milakov and
 Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., FlashAttention, 2022).
-Knows nothing of requests.
+Rows stored as int8 are decoded part by part first. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from cache_store.tiers.device import DeviceTier
+from model_worker.attention.kv_store import StoredRows, layer_rows
 from model_worker.attention.metadata import AttentionMetadata, SequenceSpan, SlotRun, slot_runs
 
 # Below this many tokens, one more kernel call costs more than copying the run.
@@ -44,26 +45,32 @@ class _SpanPlan:
 class _Layer:
     """One layer of the pool, heads first: (1, kv_heads, slots, head_dim) views of its tensors."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: StoredRows
+    values: StoredRows
 
-    def store(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        self.keys.index_copy_(2, slots, key)
-        self.values.index_copy_(2, slots, value)
+    def store(
+        self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The new rows as attention has to read them."""
+        return self.keys.write(2, slots, key), self.values.write(2, slots, value)
 
-    def run(self, run: SlotRun) -> tuple[torch.Tensor, torch.Tensor]:
-        return (
-            self.keys.narrow(2, run.start, run.num_tokens),
-            self.values.narrow(2, run.start, run.num_tokens),
-        )
-
-    def gather(self, gather: _Gather, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, run: SlotRun, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = (
-            tensor.view(1, tensor.shape[1], -1, block_size, tensor.shape[3])
-            .index_select(2, gather.block_ids)
+            rows.narrow(2, run.start, run.num_tokens).read(dtype)
+            for rows in (self.keys, self.values)
+        )
+        return keys, values
+
+    def gather(
+        self, gather: _Gather, block_size: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = (
+            rows.unflatten(2, block_size)
+            .select(2, gather.block_ids)
             .flatten(2, 3)
             .narrow(2, 0, gather.num_tokens)
-            for tensor in (self.keys, self.values)
+            .read(dtype)
+            for rows in (self.keys, self.values)
         )
         return keys, values
 
@@ -74,8 +81,7 @@ class CpuFlashBackend:
     def __init__(self, tier: DeviceTier) -> None:
         self._block_size = tier.spec.block_size
         self._layers = [
-            _Layer(_heads_first(keys), _heads_first(values))
-            for keys, values in zip(tier.keys, tier.values, strict=True)
+            _Layer(keys.heads_first(), values.heads_first()) for keys, values in layer_rows(tier)
         ]
 
     def prepare(self, spans: tuple[SequenceSpan, ...]) -> tuple[_SpanPlan, ...]:
@@ -109,7 +115,7 @@ class CpuFlashBackend:
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         layer = self._layers[layer_idx]
-        layer.store(metadata.slot_mapping, key, value)
+        key, value = layer.store(metadata.slot_mapping, key, value)
         plans = metadata.plan
         assert isinstance(plans, tuple)
         outputs = []
@@ -126,20 +132,13 @@ class CpuFlashBackend:
     def _past_parts(
         self, plan: _SpanPlan, query: torch.Tensor, layer: _Layer, scaling: float
     ) -> list[Part]:
-        parts: list[Part] = [_flash(query, *layer.run(run), scale=scaling) for run in plan.runs]
+        parts: list[Part] = [
+            _flash(query, *layer.run(run, query.dtype), scale=scaling) for run in plan.runs
+        ]
         if plan.gather is not None:
-            gathered = layer.gather(plan.gather, self._block_size)
+            gathered = layer.gather(plan.gather, self._block_size, query.dtype)
             parts.append(_flash(query, *gathered, scale=scaling))
         return parts
-
-
-def _heads_first(layer: torch.Tensor) -> torch.Tensor:
-    """(blocks, block_size, kv_heads, head_dim) as (1, kv_heads, slots, head_dim), without a copy.
-
-    Raises RuntimeError where the memory does not lie that way.
-    """
-    blocks, block_size, kv_heads, head_dim = layer.shape
-    return layer.permute(2, 0, 1, 3).view(1, kv_heads, blocks * block_size, head_dim)
 
 
 def _merge(parts: list[Part]) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from cache_store.tiers.device import DeviceTier
+from model_worker.attention.kv_store import StoredRows, layer_rows
 from model_worker.attention.metadata import AttentionMetadata, SequenceSpan
 
 
@@ -24,14 +25,15 @@ class _SpanPlan:
 
 class SdpaBackend:
     def __init__(self, tier: DeviceTier) -> None:
-        self._tier = tier
         self._device = tier.keys.device
+        self._block_size = tier.spec.block_size
+        self._layers = layer_rows(tier)
 
     def prepare(self, spans: tuple[SequenceSpan, ...]) -> tuple[_SpanPlan, ...]:
         return tuple(self._plan(span) for span in spans)
 
     def _plan(self, span: SequenceSpan) -> _SpanPlan:
-        num_blocks = -(-span.kv_len // self._tier.spec.block_size)
+        num_blocks = -(-span.kv_len // self._block_size)
         ids = torch.tensor(span.block_ids[:num_blocks], dtype=torch.int64, device=self._device)
         if span.query_len == 1:
             return _SpanPlan(span, ids, None)
@@ -47,9 +49,9 @@ class SdpaBackend:
         scaling: float,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        keys, values = self._tier.keys[layer_idx], self._tier.values[layer_idx]
-        keys.flatten(0, 1).index_copy_(0, metadata.slot_mapping, key[0].transpose(0, 1))
-        values.flatten(0, 1).index_copy_(0, metadata.slot_mapping, value[0].transpose(0, 1))
+        keys, values = self._layers[layer_idx]
+        keys.flatten(0, 1).write(0, metadata.slot_mapping, key[0].transpose(0, 1))
+        values.flatten(0, 1).write(0, metadata.slot_mapping, value[0].transpose(0, 1))
         plans = metadata.plan
         assert isinstance(plans, tuple)
         outputs = [self._attend(plan, query, keys, values, scaling) for plan in plans]
@@ -59,13 +61,15 @@ class SdpaBackend:
         self,
         plan: _SpanPlan,
         query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: StoredRows,
+        values: StoredRows,
         scaling: float,
     ) -> torch.Tensor:
         span = plan.span
-        own_keys = keys.index_select(0, plan.block_ids).flatten(0, 1)[: span.kv_len]
-        own_values = values.index_select(0, plan.block_ids).flatten(0, 1)[: span.kv_len]
+        own_keys, own_values = (
+            part.select(0, plan.block_ids).read(query.dtype).flatten(0, 1)[: span.kv_len]
+            for part in (keys, values)
+        )
         output = F.scaled_dot_product_attention(
             query[:, :, span.query_start : span.query_stop],
             own_keys.transpose(0, 1).unsqueeze(0),
