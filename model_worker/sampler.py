@@ -1,117 +1,222 @@
-"""From logits to one token per request.
+"""From logits to one token per request, for all rows at once, where the logits are.
 
-Owns penalties, filters and the noise. The noise of an output token is a pure function of the
-request's seed and the token's position, so neither the batch nor a preemption changes an answer.
-Knows nothing of the model or of the cache.
+Owns penalties, filters and the choice. The noise of an output token is a pure function of the
+request's seed and the token's position, and no row's result depends on the rows beside it, so
+neither the batch nor a preemption changes an answer. Knows nothing of the model or of the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from model_worker.request import Request
+from model_worker.host_copy import to_device
+from model_worker.noise import gumbel_noise, noise_keys
+from model_worker.request import Request, TokenIds
 
-# Nucleus filtering looks at this many best tokens first; the whole vocabulary is sorted only when
-# they do not hold the wanted mass.
+# Nucleus filtering looks at this many best tokens first; the whole vocabulary is sorted only for
+# rows whose wanted mass they do not hold.
 NUCLEUS_CANDIDATES = 1024
+# Rows are taken together up to so many logits: a GPU wants all at once, a CPU what stays in its
+# caches.
+CPU_CHUNK_LOGITS = 2**16
+CUDA_CHUNK_LOGITS = 2**26
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRow:
+    """Whose logits a row is: those of the token after the request's own and ``ahead``, tokens that
+    are taken to follow these."""
+
+    request: Request
+    ahead: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Of the token to be drawn, among the request's output tokens."""
+        return self.request.num_output_tokens + len(self.ahead)
+
+    @property
+    def token_ids(self) -> TokenIds:
+        return _followed(self.request.token_ids, self.ahead)
+
+    @property
+    def output_token_ids(self) -> TokenIds:
+        return _followed(self.request.output_token_ids, self.ahead)
+
+
+def _followed(token_ids: TokenIds, ahead: tuple[int, ...]) -> TokenIds:
+    return np.concatenate((token_ids, ahead), dtype=np.int32) if ahead else token_ids
 
 
 class Sampler:
     def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         """``logits`` (len(requests), vocab), of the token after each request's last one."""
-        logits = logits.float()
-        if all(_is_plain_greedy(request) for request in requests):
-            return _as_ints(logits.argmax(dim=-1))
-        return [_sample_row(row, request) for row, request in zip(logits, requests, strict=True)]
+        drawn = self.draw(logits, [LogitRow(request) for request in requests])
+        return [int(token_id) for token_id in drawn.tolist()]
+
+    def draw(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> torch.Tensor:
+        """The next token of each row, int64 (len(rows),), on the device of ``logits`` (len(rows),
+        vocab). Waits for that device only where a request asks for a nucleus."""
+        logits = _penalise(logits, rows)
+        is_random = [not row.request.sampling_params.is_greedy for row in rows]
+        if not any(is_random):
+            return logits.argmax(dim=-1)
+        if all(is_random):
+            return _draw_random(logits, rows)
+        numbers = to_device(np.flatnonzero(is_random), logits.device)
+        chosen = [row for row, is_chosen in zip(rows, is_random, strict=True) if is_chosen]
+        drawn = _draw_random(logits[numbers], chosen)
+        return logits.argmax(dim=-1).index_copy_(0, numbers, drawn)
 
 
-def _is_plain_greedy(request: Request) -> bool:
-    params = request.sampling_params
-    return (
-        params.is_greedy
-        and not params.logit_bias
-        and params.presence_penalty == 0.0
-        and params.frequency_penalty == 0.0
-        and params.repetition_penalty == 1.0
-    )
+@dataclass(frozen=True, slots=True)
+class _Knobs:
+    """What the rows ask for, float64 (rows, fields) on the host: it moves as one small copy."""
+
+    table: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: Sequence[LogitRow], vocab_size: int) -> _Knobs:
+        table = np.empty((len(rows), 6))
+        for knobs, row in zip(table, rows, strict=True):
+            params = row.request.sampling_params
+            knobs[:4] = params.temperature, params.top_k or vocab_size, params.top_p, params.min_p
+        with np.errstate(divide="ignore"):
+            table[:, 3] = np.log(table[:, 3])
+        np.minimum(table[:, 1], vocab_size, out=table[:, 1])
+        seeds = np.array([row.request.seed % 2**64 for row in rows], dtype=np.uint64)
+        positions = np.array([row.position for row in rows], dtype=np.uint64)
+        table[:, 4:] = noise_keys(seeds, positions)
+        return cls(table)
 
 
-def _as_ints(token_ids: torch.Tensor) -> list[int]:
-    return [int(token_id) for token_id in token_ids.tolist()]
+def _draw_random(logits: torch.Tensor, rows: Sequence[LogitRow]) -> torch.Tensor:
+    vocab_size = logits.shape[1]
+    knobs = _Knobs.of(rows, vocab_size)
+    on_device = to_device(knobs.table, logits.device)
+    most = CPU_CHUNK_LOGITS if logits.device.type == "cpu" else CUDA_CHUNK_LOGITS
+    size = max(1, most // vocab_size)
+    chunks = [slice(start, start + size) for start in range(0, len(rows), size)]
+    parts = [_draw_chunk(logits[part], knobs.table[part], on_device[part]) for part in chunks]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _sample_row(row: torch.Tensor, request: Request) -> int:
-    params = request.sampling_params
-    row = _penalise(row, request)
-    if params.is_greedy:
-        return int(row.argmax())
-    row = row / params.temperature
-    row = _keep_top_k(row, params.top_k)
-    row = _keep_min_p(row, params.min_p)
-    row = _keep_top_p(row, params.top_p)
-    noise = gumbel_noise(request.seed, request.num_output_tokens, row.shape[0])
-    return int((row + noise.to(row.device)).argmax())
+def _draw_chunk(
+    logits: torch.Tensor, host: NDArray[np.float64], knobs: torch.Tensor
+) -> torch.Tensor:
+    """``host`` and ``knobs`` are the same table, on the host and beside the logits."""
+    temperature, top_k, top_p, log_min_p = knobs[:, :4].float().T.unsqueeze(-1)
+    scores = logits.float() / temperature
+    vocab_size = logits.shape[1]
+    has_top_k, has_top_p, has_min_p = (host[:, 1:4] != (vocab_size, 1.0, -np.inf)).any(axis=0)
+    if has_top_k:
+        _drop_below_top_k(scores, top_k.long(), int(host[host[:, 1] < vocab_size, 1].max()))
+    if has_min_p:
+        # Less likely than so many times the likeliest.
+        scores.masked_fill_(scores < scores.amax(dim=-1, keepdim=True) + log_min_p, -torch.inf)
+    if has_top_p:
+        _drop_outside_nucleus(scores, top_p)
+    keys = knobs[:, 4:].to(torch.int32)
+    if scores.device.type == "cpu" and (has_top_k or has_top_p or has_min_p):
+        # Noise is what costs most, and what was dropped needs none. How much that is a GPU would
+        # have to be waited for.
+        chosen = _candidates(scores)
+        drawn = gumbel_noise(keys, chosen).add_(scores[:, chosen]).argmax(dim=-1)
+        return chosen[drawn]
+    tokens = torch.arange(vocab_size, device=scores.device)
+    return gumbel_noise(keys, tokens).add_(scores).argmax(dim=-1)
 
 
-def gumbel_noise(seed: int, position: int, vocab_size: int) -> torch.Tensor:
-    """Gumbel(0, 1) float32 (vocab,); adding it to log-probabilities and taking the largest draws
-    from their distribution (Maddison et al., "A* Sampling", 2014).
-
-    Counter-based (Philox; Salmon et al., 2011): keyed by ``seed`` at counter ``position``.
-    """
-    bits = np.random.Philox(key=seed % 2**64, counter=[0, 0, 0, position])
-    exponential = np.random.Generator(bits).standard_exponential(vocab_size, dtype=np.float32)
-    return torch.from_numpy(-np.log(exponential + np.float32(1e-30)))
+def _candidates(scores: torch.Tensor) -> torch.Tensor:
+    """The tokens that at least one row has kept."""
+    return (scores > -torch.inf).any(dim=0).nonzero().flatten()
 
 
-def _penalise(row: torch.Tensor, request: Request) -> torch.Tensor:
-    """Repetition (prompt and output), then presence and frequency (output only), then bias."""
-    params = request.sampling_params
-    row = row.clone()
-    if params.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(request.token_ids)).long().to(row.device)
-        values = row[seen]
-        factor = params.repetition_penalty
-        row[seen] = torch.where(values > 0, values / factor, values * factor)
-    if params.presence_penalty or params.frequency_penalty:
-        ids, counts = np.unique(request.output_token_ids, return_counts=True)
-        index = torch.from_numpy(ids).long().to(row.device)
-        times = torch.from_numpy(counts).to(row.device, row.dtype)
-        row[index] -= params.presence_penalty + params.frequency_penalty * times
-    if params.logit_bias:
-        index = torch.tensor(list(params.logit_bias), device=row.device)
-        row[index] += torch.tensor(list(params.logit_bias.values()), device=row.device)
-    return row
+def _drop_below_top_k(scores: torch.Tensor, top_k: torch.Tensor, largest: int) -> None:
+    """Keep ``top_k`` (rows, 1) best, with all that equal the last of them; the whole row where it
+    is more than ``largest``. In place."""
+    best = scores.topk(largest, dim=-1).values
+    least = best.gather(1, (top_k - 1).clamp_(max=largest - 1))
+    least.masked_fill_(top_k > largest, -torch.inf)
+    scores.masked_fill_(scores < least, -torch.inf)
 
 
-def _keep_top_k(row: torch.Tensor, top_k: int) -> torch.Tensor:
-    if top_k == 0 or top_k >= row.shape[0]:
-        return row
-    values, ids = row.topk(top_k)
-    return torch.full_like(row, -torch.inf).scatter_(0, ids, values)
+def _drop_outside_nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> None:
+    """Keep the smallest set of likeliest tokens whose probabilities sum to at least ``top_p``
+    (rows, 1), with all that equal the last of them; the whole row where it is 1. In place."""
+    probabilities = scores.softmax(dim=-1)
+    count = min(NUCLEUS_CANDIDATES, scores.shape[1])
+    least, mass = _nucleus_edge(probabilities.topk(count, dim=-1).values, top_p)
+    if count < scores.shape[1]:
+        rows = ((mass < top_p) & (top_p < 1.0)).flatten().nonzero().flatten()
+        if len(rows):
+            ordered = probabilities[rows].sort(dim=-1, descending=True).values
+            least[rows] = _nucleus_edge(ordered, top_p[rows])[0]
+    least.masked_fill_(top_p >= 1.0, 0.0)
+    scores.masked_fill_(probabilities < least, -torch.inf)
 
 
-def _keep_min_p(row: torch.Tensor, min_p: float) -> torch.Tensor:
-    """Drop tokens less likely than ``min_p`` times the likeliest."""
-    if min_p == 0.0:
-        return row
-    return row.masked_fill(row < row.max() + np.log(min_p), -torch.inf)
+def _nucleus_edge(ordered: torch.Tensor, top_p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least probability that belongs to the nucleus, and the mass of all that are given, each
+    (rows, 1)."""
+    mass = ordered.cumsum(dim=-1)
+    num_kept = (mass - ordered < top_p).sum(dim=-1, keepdim=True)
+    return ordered.gather(1, (num_kept - 1).clamp_(min=0)), mass[:, -1:]
 
 
-def _keep_top_p(row: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Keep the smallest set of likeliest tokens whose probabilities sum to at least ``top_p``."""
-    if top_p >= 1.0:
-        return row
-    probabilities = row.softmax(dim=0)
-    count = min(NUCLEUS_CANDIDATES, row.shape[0])
-    values, ids = probabilities.topk(count)
-    mass = values.cumsum(dim=0)
-    if mass[-1] < top_p and count < row.shape[0]:
-        values, ids = probabilities.sort(descending=True)
-        mass = values.cumsum(dim=0)
-    num_kept = int((mass - values < top_p).sum())
-    kept = ids[: max(num_kept, 1)]
-    return torch.full_like(row, -torch.inf).scatter_(0, kept, row[kept])
+def _penalise(logits: torch.Tensor, rows: Sequence[LogitRow]) -> torch.Tensor:
+    """Repetition (prompt and output), then presence and frequency (output only), then bias. The
+    very tensor where nobody asks for any."""
+    repeated = _Edits()
+    counted = _Edits()
+    biased = _Edits()
+    for number, row in enumerate(rows):
+        params = row.request.sampling_params
+        if params.repetition_penalty != 1.0:
+            repeated.add(number, row.token_ids, params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            ids, counts = np.unique(row.output_token_ids, return_counts=True)
+            counted.add(number, ids, params.presence_penalty + params.frequency_penalty * counts)
+        if params.logit_bias:
+            amounts = np.array(list(params.logit_bias.values()))
+            biased.add(number, np.array(list(params.logit_bias)), amounts)
+    if not (repeated.rows or counted.rows or biased.rows):
+        return logits
+    logits = logits.to(torch.float32, copy=True)
+    if repeated.rows:
+        # A token that stands there twice is written twice, with the same value.
+        where, factors = repeated.on(logits.device)
+        values = logits[where]
+        logits[where] = torch.where(values > 0, values / factors, values * factors)
+    if counted.rows:
+        where, change = counted.on(logits.device)
+        logits[where] -= change
+    if biased.rows:
+        where, change = biased.on(logits.device)
+        logits[where] += change
+    return logits
+
+
+class _Edits:
+    """Some tokens of some rows, and a number for each."""
+
+    def __init__(self) -> None:
+        self.rows: list[NDArray[np.int64]] = []
+        self._ids: list[NDArray[np.int64]] = []
+        self._numbers: list[NDArray[np.float32]] = []
+
+    def add(self, row: int, ids: NDArray[Any], numbers: float | NDArray[Any]) -> None:
+        self.rows.append(np.full(len(ids), row))
+        self._ids.append(ids.astype(np.int64))
+        self._numbers.append(np.broadcast_to(np.asarray(numbers, dtype=np.float32), len(ids)))
+
+    def on(self, device: torch.device) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """An index of (row, token), and the numbers."""
+        where = to_device(np.stack([np.concatenate(self.rows), np.concatenate(self._ids)]), device)
+        return (where[0], where[1]), to_device(np.concatenate(self._numbers), device)

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from model_worker.sampler import Sampler, gumbel_noise
+from model_worker import sampler
+from model_worker.noise import gumbel_noise, noise_keys
+from model_worker.request import Request
+from model_worker.sampler import LogitRow, Sampler
 from tests.request_kit import make_request
 
 VOCAB = 3000
@@ -34,14 +37,6 @@ def test_a_temperature_next_to_zero_takes_the_best(temperature: float) -> None:
     best = int(row.argmax())
     assert draws(row, 5, temperature=temperature) == [best] * 5
     assert draws(row, 5, temperature=temperature, top_p=0.9, min_p=0.1) == [best] * 5
-
-
-def test_noise_depends_on_seed_and_position_alone() -> None:
-    assert torch.equal(gumbel_noise(5, 9, VOCAB), gumbel_noise(5, 9, VOCAB))
-    assert not torch.equal(gumbel_noise(5, 9, VOCAB), gumbel_noise(5, 10, VOCAB))
-    assert not torch.equal(gumbel_noise(5, 9, VOCAB), gumbel_noise(6, 9, VOCAB))
-    assert torch.equal(gumbel_noise(-1, 0, VOCAB), gumbel_noise(2**64 - 1, 0, VOCAB))
-    assert torch.isfinite(gumbel_noise(5, 9, VOCAB)).all()
 
 
 def test_the_same_seed_draws_the_same_whatever_the_batch() -> None:
@@ -122,3 +117,107 @@ def test_logit_bias_forbids_and_forces() -> None:
     before = row.clone()
     Sampler().sample(row, [make_request(logit_bias={17: 100.0})])
     assert torch.equal(row, before)
+
+
+def mixed_requests(count: int) -> list[Request]:
+    """Every knob, in combinations that differ from row to row."""
+    requests = []
+    for i in range(count):
+        params: dict[str, object] = {
+            "temperature": (0.0, 0.7, 1.0, 1.3)[i % 4],
+            "top_k": (0, 7, 0, 40, VOCAB + 5)[i % 5],
+            "top_p": (1.0, 0.9, 0.999999)[i % 3],
+            "min_p": (0.0, 0.02)[i // 2 % 2],
+            "repetition_penalty": (1.0, 1.4)[i // 3 % 2],
+            "presence_penalty": (0.0, 0.5)[i // 4 % 2],
+            "frequency_penalty": (0.0, -0.3)[i // 5 % 2],
+            "logit_bias": {} if i % 6 else {i: 3.0, i + 1: -2.0},
+        }
+        output = [(5 * i + 3 * j) % 11 for j in range(i % 9)]
+        requests.append(make_request([1, 1, i], output, name=str(i), seed=100 + i, **params))
+    return requests
+
+
+@pytest.mark.parametrize("chunk", [1, 5 * VOCAB, 10**9])
+@pytest.mark.parametrize("spread", [2.0, 0.05])
+def test_a_batch_draws_what_each_row_draws_alone(
+    chunk: int, spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = mixed_requests(64)
+    rows = logits(5, rows=64) * spread
+    alone = [Sampler().sample(rows[i : i + 1], [requests[i]])[0] for i in range(64)]
+    monkeypatch.setattr(sampler, "CPU_CHUNK_LOGITS", chunk)
+    assert Sampler().sample(rows, requests) == alone
+    order = list(reversed(range(64)))
+    shuffled = Sampler().sample(rows[order], [requests[i] for i in order])
+    assert shuffled == [alone[i] for i in order]
+    assert len(set(alone)) > 20
+
+
+@pytest.mark.parametrize("spread", [2.0, 0.05])
+def test_each_row_is_what_its_formulas_say(spread: float) -> None:
+    """Against penalties, filters and choice written down once more, in float64."""
+    requests = mixed_requests(64)
+    rows = logits(6, rows=64) * spread
+    drawn = Sampler().sample(rows, requests)
+    wanted = [by_the_book(row, request) for row, request in zip(rows, requests, strict=True)]
+    assert drawn == wanted
+
+
+def by_the_book(row: torch.Tensor, request: Request) -> int:
+    params = request.sampling_params
+    scores = row.double().numpy().copy()
+    if params.repetition_penalty != 1.0:
+        for token in set(request.token_ids.tolist()):
+            factor = params.repetition_penalty
+            scores[token] *= 1 / factor if scores[token] > 0 else factor
+    output = request.output_token_ids.tolist()
+    for token in set(output):
+        count = output.count(token)
+        scores[token] -= params.presence_penalty + params.frequency_penalty * count
+    for token, bias in params.logit_bias.items():
+        scores[token] += bias
+    if params.is_greedy:
+        return int(scores.argmax())
+    scores /= params.temperature
+    if params.top_k:
+        scores[np.argsort(-scores)[params.top_k :]] = -np.inf
+    if params.min_p:
+        scores[scores < scores.max() + np.log(params.min_p)] = -np.inf
+    weights = np.exp(scores - scores.max())
+    order = np.argsort(-weights)
+    mass = np.cumsum(weights[order]) / weights.sum()
+    scores[order[1:][mass[:-1] >= params.top_p]] = -np.inf
+    position = request.num_output_tokens
+    keys = noise_keys(np.array([request.seed], np.uint64), np.array([position], np.uint64))
+    noise = gumbel_noise(torch.from_numpy(keys), torch.arange(len(scores)))[0]
+    return int((scores + noise.numpy()).argmax())
+
+
+def test_equals_of_the_last_one_kept_are_kept() -> None:
+    """Which of them a sort puts first would depend on the batch."""
+    row = torch.tensor([[3.0, 2.0, 2.0, 2.0, 0.0]])
+    assert set(draws(row, 200, temperature=2.0, top_k=2)) == {0, 1, 2, 3}
+    assert set(draws(row, 200, temperature=1.0, top_p=0.6)) == {0, 1, 2, 3}
+
+
+def test_half_precision_logits_give_what_their_float32_gives() -> None:
+    requests = mixed_requests(16)
+    rows = logits(7, rows=16).bfloat16()
+    assert Sampler().sample(rows, requests) == Sampler().sample(rows.float(), requests)
+
+
+def test_what_is_drawn_stays_on_the_device_until_it_is_asked_for() -> None:
+    drawn = Sampler().draw(logits(rows=3), [LogitRow(request) for request in mixed_requests(3)])
+    assert (drawn.shape, drawn.dtype, drawn.device.type) == ((3,), torch.int64, "cpu")
+
+
+def test_tokens_ahead_count_as_if_they_were_the_requests_own() -> None:
+    rows = logits(8, rows=16)
+    ahead = [(4, 9, 4)[: i % 4] for i in range(16)]
+    requests = mixed_requests(16)
+    drawn = Sampler().draw(rows, [LogitRow(r, a) for r, a in zip(requests, ahead, strict=True)])
+    for request, tokens in zip(requests, ahead, strict=True):
+        for token in tokens:
+            request.append(token)
+    assert drawn.tolist() == Sampler().sample(rows, requests)
