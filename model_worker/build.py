@@ -114,6 +114,7 @@ def build_worker(
         dtype=config.dtype,
         max_model_len=config.max_model_len,
         block_size=config.block_size,
+        kv_cache_dtype=config.kv_cache_dtype,
         progress=progress,
     )
     bill = plan_pool(config, loaded.kv_spec, loaded.max_model_len, device)

@@ -20,6 +20,23 @@ def test_bytes_of_llama_70b_in_bf16() -> None:
     assert spec.bytes_per_block == 327_680 * 32
 
 
+def test_int8_counts_a_scale_for_each_vector() -> None:
+    spec = KVCacheSpec(32, 80, 8, 128, "int8", 1)
+    assert spec.scale_bytes == 4
+    assert spec.bytes_per_token == 2 * 80 * 8 * (128 + 4)
+    assert spec.bytes_per_block == 32 * spec.bytes_per_token
+    assert spec.coding == "int8/float32"
+    assert make_spec().scale_bytes == 0
+    assert make_spec().coding == "bfloat16"
+
+
+def test_int8_holds_almost_four_times_what_float32_holds_and_twice_what_bfloat16_does() -> None:
+    for dtype, size, ratio in (("float32", 4, 3.76), ("bfloat16", 2, 1.88)):
+        plain = KVCacheSpec(32, 30, 3, 64, dtype, size)
+        coded = KVCacheSpec(32, 30, 3, 64, "int8", 1)
+        assert coded.num_blocks_in(2**30) / plain.num_blocks_in(2**30) == pytest.approx(ratio, 0.01)
+
+
 def test_only_whole_blocks_fit() -> None:
     spec = make_spec()
     assert spec.num_blocks_in(3 * spec.bytes_per_block - 1) == 2

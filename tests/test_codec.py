@@ -8,7 +8,8 @@ import torch
 
 from cache_store.block import KVCacheSpec
 from cache_store.tiers.codec import BlockCodec, Payload, make_codec
-from tests.device_kit import DTYPES, make_spec, raw, view_of
+from cache_store.tiers.device_blocks import device_blocks
+from tests.device_kit import DTYPES, make_spec, make_tier, raw, view_of
 
 
 def draw(spec: KVCacheSpec, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -152,6 +153,28 @@ def test_rows_that_were_never_written_do_not_disturb_the_others(dtype: str) -> N
     back = decoded(codec, encoded(codec, dirty), block)
     clean = decoded(codec, encoded(codec, block), block)
     assert torch.equal(back[:, :, :, :2], clean[:, :, :, :2])
+
+
+@pytest.mark.parametrize("name", ["exact", "int8"])
+def test_what_the_device_holds_as_int8_is_not_coded_again(name: str) -> None:
+    """Numbers of K, of V, scales of K, of V, each heads first; a cleared row has no scale."""
+    spec = make_spec("int8")
+    codec = make_codec(name, spec)
+    assert codec.name == "exact:int8/float32"
+    assert codec.payload_bytes == spec.bytes_per_block == 2 * 3 * 2 * 4 * (8 + 4)
+    tier = make_tier(spec)
+    payload = np.full(codec.payload_bytes, 0xA5, dtype=np.uint8)
+    codec.encode(device_blocks(tier).read(4), payload)
+    parts = [raw(tensor[:, 4].transpose(1, 2)).tobytes() for tensor in tier.tensors]
+    assert payload.tobytes() == b"".join(parts)
+    codec.decode(payload, device_blocks(tier).target(1))
+    for tensor in tier.tensors:
+        assert torch.equal(tensor[:, 1], tensor[:, 4])
+    codec.clear_rows(payload, 3)
+    codec.decode(payload, device_blocks(tier).target(2))
+    for tensor in tier.tensors:
+        assert torch.equal(tensor[:, 2, :3], tensor[:, 4, :3])
+        assert not tensor[:, 2, 3:].any()
 
 
 def test_an_unknown_name_is_refused() -> None:

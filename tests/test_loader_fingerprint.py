@@ -90,9 +90,11 @@ def test_differs_by_what_the_model_is_served_with(tmp_path: Path) -> None:
         fingerprint(folder),
         fingerprint(folder, dtype="bfloat16"),
         fingerprint(folder, block_size=16),
+        fingerprint(folder, kv_cache_dtype="int8"),
+        fingerprint(folder, dtype="bfloat16", kv_cache_dtype="int8"),
     ]
 
-    assert len(set(served)) == 3
+    assert len(set(served)) == 5
     assert fingerprint(folder, max_model_len=64) == served[0]
 
 

@@ -91,6 +91,25 @@ def test_dtype_as_asked_for(tmp_path: Path) -> None:
     assert (loaded.kv_spec.dtype, loaded.kv_spec.bytes_per_element) == ("bfloat16", 2)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kv_as_int8_whatever_the_model_computes_in(dtype: str, tmp_path: Path) -> None:
+    folder = save_model("llama", tmp_path / "model")
+    source = resolve_model(str(folder), tmp_path / "cache")
+    loaded = load_model(source, dtype=dtype, kv_cache_dtype="int8", attn_implementation="sdpa")
+
+    assert {str(parameter.dtype) for parameter in loaded.model.parameters()} == {f"torch.{dtype}"}
+    assert (loaded.kv_spec.dtype, loaded.kv_spec.bytes_per_element) == ("int8", 1)
+    exact = load_model(source, dtype=dtype, attn_implementation="sdpa").kv_spec
+    assert loaded.kv_spec.head_dim == exact.head_dim == 16
+    assert (loaded.kv_spec.coding, exact.coding) == ("int8/float32", dtype)
+
+
+def test_an_unknown_kv_type_is_refused(tmp_path: Path) -> None:
+    source = resolve_model(str(save_model("llama", tmp_path / "model")), tmp_path / "cache")
+    with pytest.raises(ModelLoadError, match="--kv-cache-dtype fp4 is not one of auto, int8"):
+        load_model(source, kv_cache_dtype="fp4", attn_implementation="sdpa")
+
+
 @pytest.mark.parametrize(
     ("own", "device", "expected"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,17 @@ def test_bill() -> None:
         "KV per token: 2 x 80 layers x 8 kv heads x 128 x 2 B (bfloat16) = 327,680 B",
         "KV pool: 8,192 blocks of 16 tokens = 131,072 tokens, 40.00 GiB of 45.00 GiB free",
         "Room for 16 conversations of 8,192 tokens",
+    )
+
+
+def test_bill_of_int8_names_the_scales() -> None:
+    spec = replace(LLAMA_70B, dtype="int8", bytes_per_element=1)
+    bill = plan_memory(spec, 40 * GIB, 8192)
+
+    assert bill.kv_bytes_per_token == 168_960
+    assert bill.num_conversations == 31
+    assert bill.lines(spec)[0] == (
+        "KV per token: 2 x 80 layers x 8 kv heads x (128 x 1 B (int8) + 4 B scale) = 168,960 B"
     )
 
 

@@ -70,8 +70,8 @@ def demote(rig: EngineRig, reference: Reference) -> None:
     rig.settle()
     assert in_tiers(rig, ids)[0] == 0
     if not rig.cache.stats().num_cached:
-        rig.tier.keys.fill_(50.0)
-        rig.tier.values.fill_(50.0)
+        for tensor in rig.tier.tensors:
+            tensor.fill_(50.0)
 
 
 def from_tiers(rig: EngineRig, name: str) -> tuple[int, int, int]:

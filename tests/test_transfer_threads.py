@@ -82,8 +82,10 @@ class Bench:
 
 
 @contextmanager
-def bench(folder: Path, codec_name: str = "exact", write_blocks: int = 2) -> Iterator[Bench]:
-    spec = make_spec(block_size=BLOCK_SIZE)
+def bench(
+    folder: Path, codec_name: str = "exact", write_blocks: int = 2, dtype: str = "float32"
+) -> Iterator[Bench]:
+    spec = make_spec(dtype, block_size=BLOCK_SIZE)
     device = make_tier(spec, num_blocks=8)
     codec = make_codec(codec_name, spec)
     form = DiskFormat("model", HASH_VERSION, BLOCK_SIZE, codec.payload_bytes, codec.name)
@@ -151,6 +153,25 @@ def test_int8_differs_by_little_and_only_once(tmp_path: Path) -> None:
         assert 0 < float(difference) <= float(before.abs().max()) / 127
         b.copy(DEVICE, HOST, [2], [1])
         assert b.host.payload(1).tobytes() == coded
+
+
+@pytest.mark.parametrize("codec_name", ["exact", "int8"])
+def test_int8_of_the_device_goes_down_and_comes_back_as_it_is(
+    tmp_path: Path, codec_name: str
+) -> None:
+    """Numbers and scales bit for bit, by each way, whatever coding is asked for below."""
+    with bench(tmp_path, codec_name, dtype="int8") as b:
+        before = [tensor.clone() for tensor in b.device.tensors]
+        b.copy(DEVICE, HOST, [0, 1], [3, 4])
+        b.copy(HOST, DISK, [3], [2])
+        b.copy(DEVICE, DISK, [2], [5], keys=[KEYS[1]])
+        for tensor in b.device.tensors:
+            tensor[:, :3] = 9
+        b.copy(DISK, DEVICE, [2, 5], [4, 6])
+        b.copy(HOST, DEVICE, [4], [5])
+        for tensor, old in zip(b.device.tensors, before, strict=True):
+            assert torch.equal(tensor[:, [4, 5, 6]], old[:, [0, 1, 2]])
+            assert torch.equal(tensor[:, [3, 7]], old[:, [3, 7]])
 
 
 @pytest.mark.parametrize("through_host", [False, True])

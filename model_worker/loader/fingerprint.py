@@ -44,7 +44,8 @@ class FingerprintInputs:
     """All that decides the value of a stored block; see each field.
 
     ``weight_digests`` are those of the files in name order (for GGUF, of the original file);
-    ``rope`` is "fixed", or which factors longrope was pinned to.
+    ``rope`` is "fixed", or which factors longrope was pinned to; ``kv_dtype`` is how stored
+    numbers are coded, scales included.
     """
 
     weight_digests: tuple[str, ...]

@@ -36,6 +36,7 @@ ATTENTION_IMPLEMENTATION = "headstart"
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 )
+KV_CACHE_DTYPES = ("auto", "int8")
 _HALF = frozenset({torch.bfloat16, torch.float16})
 
 
@@ -94,13 +95,15 @@ def load_model(
     dtype: str = "auto",
     max_model_len: int | None = None,
     block_size: int = 32,
+    kv_cache_dtype: str = "auto",
     progress: Progress = no_progress,
     attn_implementation: str = ATTENTION_IMPLEMENTATION,
 ) -> LoadedModel:
     """Load ``source`` for contexts of ``max_model_len`` tokens (None: the model's limit).
 
-    ``dtype`` is "auto" or a key of DTYPES. The weights are held once. Raises ModelLoadError for
-    a model that cannot be served, and for weights that are missing or do not fit it.
+    ``dtype`` is "auto" or a key of DTYPES, ``kv_cache_dtype`` "auto" (as ``dtype``) or "int8".
+    The weights are held once. Raises ModelLoadError for a model that cannot be served, and for
+    weights that are missing or do not fit it.
     """
     place = torch.device(device)
     config = read_config(source)
@@ -111,14 +114,7 @@ def load_model(
     progress(f"Loading {source.spec} ({format_bytes(size)}) as {_name(compute_dtype)} on {place}")
     model = _read_model(source, config, place, compute_dtype, attn_implementation)
     pin_rope(model, length)
-    kv_spec = KVCacheSpec(
-        block_size=block_size,
-        num_layers=layout.num_layers,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        dtype=_name(compute_dtype),
-        bytes_per_element=compute_dtype.itemsize,
-    )
+    kv_spec = _kv_spec(layout, block_size, compute_dtype, kv_cache_dtype)
     files = read_tokenizer_files(source.folder)
     return LoadedModel(
         model=model,
@@ -132,6 +128,24 @@ def load_model(
         max_model_len=length,
         dtype=compute_dtype,
         device=place,
+    )
+
+
+def _kv_spec(
+    layout: AttentionLayout, block_size: int, compute_dtype: torch.dtype, kv_cache_dtype: str
+) -> KVCacheSpec:
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ModelLoadError(
+            f"--kv-cache-dtype {kv_cache_dtype} is not one of {', '.join(KV_CACHE_DTYPES)}"
+        )
+    stored = torch.int8 if kv_cache_dtype == "int8" else compute_dtype
+    return KVCacheSpec(
+        block_size=block_size,
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        dtype=_name(stored),
+        bytes_per_element=stored.itemsize,
     )
 
 
@@ -200,7 +214,7 @@ def _fingerprint(
             config=canonical_config(config),
             compute_dtype=_name(dtype),
             rope=longrope_choice(config, max_model_len),
-            kv_dtype=kv_spec.dtype,
+            kv_dtype=kv_spec.coding,
             block_size=kv_spec.block_size,
             hash_version=HASH_VERSION,
         )
