@@ -66,7 +66,7 @@ class FillingRunner:
                 first_row = max(0, start - index * BLOCK_SIZE)
                 for tensor in (self._tier.keys, self._tier.values):
                     tensor[:, block_id, first_row:] = float(index)
-        return StepResult(tuple(7 if item.reaches_end else None for item in batch.scheduled))
+        return StepResult(tuple((7,) if item.reaches_end else () for item in batch.scheduled))
 
 
 class Churn:

@@ -38,7 +38,7 @@ class PretendingRunner:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         if not self.is_pretending:
             return self._runner.execute(batch)
-        return StepResult(tuple(7 if item.reaches_end else None for item in batch.scheduled))
+        return StepResult(tuple((7,) if item.reaches_end else () for item in batch.scheduled))
 
 
 def measure_case(

@@ -30,7 +30,7 @@ class NullRunner:
     """Answers each request that reaches its end with the same token."""
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
-        return StepResult(tuple(7 if item.reaches_end else None for item in batch.scheduled))
+        return StepResult(tuple((7,) if item.reaches_end else () for item in batch.scheduled))
 
 
 class Stopwatch:

@@ -1,7 +1,7 @@
 """What one step computes, as the scheduler hands it to the model runner.
 
-Owns the description only: which request advances by how many tokens, and which rows are copied
-first. Knows nothing of tensors.
+Owns the description only: which request advances by how many tokens, which guesses of the tokens
+after them are verified on the way, and which rows are copied first. Knows nothing of tensors.
 """
 
 from __future__ import annotations
@@ -14,34 +14,54 @@ from model_worker.request import Request
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """``num_scheduled_tokens`` tokens from the request's num_computed_tokens on."""
+    """``num_scheduled_tokens`` rows from the request's num_computed_tokens on: its own tokens, and
+    after its last one ``draft_token_ids``, guesses of what comes next.
+
+    A draft's row is computed like any other, so that the step knows the token after it; its KV
+    counts only if the draft turns out to be what is sampled in its place.
+    """
 
     request: Request
     num_scheduled_tokens: int
+    draft_token_ids: tuple[int, ...] = ()
+
+    @property
+    def num_own_tokens(self) -> int:
+        return self.num_scheduled_tokens - len(self.draft_token_ids)
 
     @property
     def reaches_end(self) -> bool:
         """Whether the step computes the request's last token, so that the next one is sampled."""
-        return self.num_scheduled_tokens == self.request.num_uncomputed_tokens
+        return self.num_own_tokens == self.request.num_uncomputed_tokens
+
+    @property
+    def num_logit_rows(self) -> int:
+        """How many rows' logits are needed: the request's last token's and each draft's."""
+        return 1 + len(self.draft_token_ids) if self.reaches_end else 0
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     """``copies`` are executed before the model runs. Decode tokens are those of requests that had
-    a single token to compute; all others are prefill."""
+    a single token to compute; drafts are counted apart, and all others are prefill."""
 
     scheduled: tuple[ScheduledRequest, ...]
     copies: tuple[RowCopy, ...]
     num_decode_tokens: int
     num_prefill_tokens: int
+    num_draft_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
-        return self.num_decode_tokens + self.num_prefill_tokens
+        return self.num_decode_tokens + self.num_prefill_tokens + self.num_draft_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One token per scheduled request; None where the step did not reach the request's end."""
+    """The new tokens of each scheduled request; none where the step did not reach its end.
 
-    token_ids: tuple[int | None, ...]
+    They are the leading drafts that were right, in their order, and then the one token that was
+    sampled after these.
+    """
+
+    token_ids: tuple[tuple[int, ...], ...]

@@ -330,11 +330,12 @@ class Engine:
 
     def _report(self, update: RequestUpdate, now_s: float) -> None:
         request = update.request
-        is_first_token = update.token_id is not None and request.num_output_tokens == 1
+        num_new = len(update.token_ids)
+        is_first_token = num_new > 0 and request.num_output_tokens == num_new
         assert request.admitted_s is not None
         output = RequestOutput(
             request_id=request.key.request_id,
-            token_ids=() if update.token_id is None else (update.token_id,),
+            token_ids=update.token_ids,
             num_cached_tokens=request.num_cached_tokens if update.is_first_admission else None,
             finish_reason=update.finish_reason,
             stop_token_id=update.stop_token_id,
@@ -344,7 +345,7 @@ class Engine:
             num_disk_tokens=request.num_disk_tokens if update.is_first_admission else 0,
         )
         # A chunk in the middle of a prompt is nobody's news.
-        is_news = update.token_id is not None or update.finish_reason is not None
+        is_news = num_new > 0 or update.finish_reason is not None
         if is_news or update.is_first_admission:
             self._outputs.setdefault(request.key.link_id, []).append(output)
         if update.finish_reason is not None:

@@ -47,14 +47,14 @@ class ModelRunner:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         self._tier.copy_rows(batch.copies)
         logits = self._forward(batch)
-        ending = [item.request for item in batch.scheduled if item.reaches_end]
+        ending = [item for item in batch.scheduled if item.reaches_end]
         drawn = iter(self._sampler.sample(logits, ending) if ending else ())
         return StepResult(
-            tuple(next(drawn) if item.reaches_end else None for item in batch.scheduled)
+            tuple(next(drawn) if item.reaches_end else () for item in batch.scheduled)
         )
 
     def _forward(self, batch: ScheduledBatch) -> torch.Tensor:
-        """Logits (requests that reach their end, vocab)."""
+        """Logits (rows that something is sampled from, vocab), in the order of the batch."""
         inputs = [_new_tokens(item) for item in batch.scheduled]
         positions = [_new_positions(item) for item in batch.scheduled]
         slots = [
@@ -68,9 +68,9 @@ class ModelRunner:
             plan=self._backend.prepare(spans),
         )
         last_rows = [
-            span.query_stop - 1
+            row
             for span, item in zip(spans, batch.scheduled, strict=True)
-            if item.reaches_end
+            for row in range(span.query_stop - item.num_logit_rows, span.query_stop)
         ]
         output = self._model(
             input_ids=self._tensor(inputs)[None],
@@ -99,7 +99,9 @@ class ModelRunner:
 
 def _new_tokens(item: ScheduledRequest) -> np.ndarray:
     start = item.request.num_computed_tokens
-    tokens: np.ndarray = item.request.token_ids[start : start + item.num_scheduled_tokens]
+    tokens: np.ndarray = item.request.token_ids[start : start + item.num_own_tokens]
+    if item.draft_token_ids:
+        return np.concatenate((tokens, item.draft_token_ids), dtype=np.int64)
     return tokens.astype(np.int64)
 
 

@@ -1,8 +1,10 @@
-"""From logits to one token per request, for all rows at once, where the logits are.
+"""From logits to the next tokens of each request, for all rows at once, where the logits are.
 
-Owns penalties, filters and the choice. The noise of an output token is a pure function of the
-request's seed and the token's position, and no row's result depends on the rows beside it, so
-neither the batch nor a preemption changes an answer. Knows nothing of the model or of the cache.
+Owns penalties, filters, the choice, and whether a draft is right. The noise of an output token is a
+pure function of the request's seed and the token's position, no row's result depends on the rows
+beside it, and a draft stands only if it is what is drawn in its place: so neither the batch nor a
+preemption nor speculation changes an answer. Knows nothing of the model, of the cache, or of where
+drafts come from.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from model_worker.batch import ScheduledRequest
 from model_worker.host_copy import to_device
 from model_worker.noise import gumbel_noise, noise_keys
 from model_worker.request import Request, TokenIds
@@ -55,10 +58,24 @@ def _followed(token_ids: TokenIds, ahead: tuple[int, ...]) -> TokenIds:
 
 
 class Sampler:
-    def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
-        """``logits`` (len(requests), vocab), of the token after each request's last one."""
-        drawn = self.draw(logits, [LogitRow(request) for request in requests])
-        return [int(token_id) for token_id in drawn.tolist()]
+    def sample(
+        self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]
+    ) -> list[tuple[int, ...]]:
+        """The right drafts of each item, and the token drawn after them.
+
+        ``logits`` (sum of the items' num_logit_rows, vocab): each item's are those of the token
+        after its request's last one, then those after each of its drafts. A draft is a guess and no
+        distribution, so it is right exactly if it is what is drawn in its place: the simplest case
+        of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023.
+        """
+        rows = [
+            LogitRow(item.request, item.draft_token_ids[:position])
+            for item in ending
+            for position in range(item.num_logit_rows)
+        ]
+        drawn = iter(self.draw(logits, rows).tolist())
+        runs = [(item, [next(drawn) for _ in range(item.num_logit_rows)]) for item in ending]
+        return [tuple(run[: _num_right(item, run) + 1]) for item, run in runs]
 
     def draw(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> torch.Tensor:
         """The next token of each row, int64 (len(rows),), on the device of ``logits`` (len(rows),
@@ -73,6 +90,14 @@ class Sampler:
         chosen = [row for row, is_chosen in zip(rows, is_random, strict=True) if is_chosen]
         drawn = _draw_random(logits[numbers], chosen)
         return logits.argmax(dim=-1).index_copy_(0, numbers, drawn)
+
+
+def _num_right(item: ScheduledRequest, drawn: Sequence[int]) -> int:
+    """How many drafts stand: what follows the first wrong one was drawn after a wrong token."""
+    for position, draft in enumerate(item.draft_token_ids):
+        if drawn[position] != draft:
+            return position
+    return len(item.draft_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cache_store.cache import Cache, Lease, RowCopy
 from cache_store.prefix_match import PrefixMatch
@@ -22,14 +22,15 @@ from model_worker.coalescer import Coalescer
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import FinishReason
 from model_worker.request import Request, RequestStatus
+from model_worker.speculation import Speculator, max_num_drafts
 
 
 @dataclass(frozen=True, slots=True)
 class RequestUpdate:
-    """What one step did for one request."""
+    """What one step did for one request; ``token_ids`` are its new ones."""
 
     request: Request
-    token_id: int | None
+    token_ids: tuple[int, ...]
     is_first_admission: bool = False
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
@@ -41,6 +42,8 @@ class SchedulerCounters:
     generated_tokens: int = 0
     preemptions: int = 0
     coalesced_requests: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0  # drafts that became part of an answer
 
 
 def _age(request: Request) -> int:
@@ -57,15 +60,17 @@ class Scheduler:
         max_num_seqs: int,
         eos_token_ids: Iterable[int],
         coalescer: Coalescer | None,
+        speculator: Speculator | None = None,
     ) -> None:
         """``coalescer`` None: requests with equal cold prefixes each compute their own (what a
-        cache that stores nothing needs)."""
+        cache that stores nothing needs). ``speculator`` None: no drafts."""
         self._cache = cache
         self._pacer = pacer
         self._block_size = block_size
         self._max_num_seqs = max_num_seqs
         self._eos_token_ids = frozenset(eos_token_ids)
         self._coalescer = coalescer
+        self._speculator = speculator
         self._waiting: list[Request] = []  # by age
         self._running: list[Request] = []  # by age
         self.counters = SchedulerCounters()
@@ -113,9 +118,14 @@ class Scheduler:
             # What was just taken from the youngest is not given to the next in line.
             self._admit_waiting(scheduled, budget)
         num_decode = sum(1 for item in scheduled if item.request.num_uncomputed_tokens == 1)
-        num_tokens = sum(item.num_scheduled_tokens for item in scheduled)
+        num_prefill = sum(item.num_scheduled_tokens for item in scheduled) - num_decode
+        num_drafts = 0
+        if self._speculator is not None:
+            # Last, so that drafts have what is left of the step and nobody waits for their sake.
+            budget = self._pacer.prefill_budget(num_decode) - num_prefill
+            num_drafts = self._add_drafts(self._speculator, scheduled, budget)
         copies = tuple(_pending_copies(scheduled))
-        return ScheduledBatch(tuple(scheduled), copies, num_decode, num_tokens - num_decode)
+        return ScheduledBatch(tuple(scheduled), copies, num_decode, num_prefill, num_drafts)
 
     def _requeue_failed(self) -> None:
         """What did not come back is computed: its request is admitted anew."""
@@ -224,34 +234,81 @@ class Scheduler:
         if self._coalescer is not None:
             self._coalescer.lead(request)
 
+    def _add_drafts(
+        self, speculator: Speculator, scheduled: list[ScheduledRequest], budget: int
+    ) -> int:
+        """Guesses behind those whose end is reached; returns how many. None costs anybody a block
+        that is in use: what does not fit is left out."""
+        total = 0
+        for index, draft in speculator.propose(scheduled, budget).items():
+            item = scheduled[index]
+            lease = item.request.lease
+            assert lease is not None
+            assert item.reaches_end
+            assert len(draft) <= max_num_drafts(item.request)
+            if not self._cache.allocate(lease, item.request.num_tokens, len(draft)):
+                continue
+            scheduled[index] = replace(
+                item,
+                num_scheduled_tokens=item.num_scheduled_tokens + len(draft),
+                draft_token_ids=draft,
+            )
+            total += len(draft)
+        assert total <= max(budget, 0)
+        return total
+
     # ------------------------------------------------------------------ after a step
 
     def update(self, batch: ScheduledBatch, result: StepResult) -> list[RequestUpdate]:
         """Commit what the step computed and end who is done. Called once the step's tensors are
         read, so blocks that are freed here are free indeed."""
         return [
-            self._update(item, token_id)
-            for item, token_id in zip(batch.scheduled, result.token_ids, strict=True)
+            self._update(item, token_ids)
+            for item, token_ids in zip(batch.scheduled, result.token_ids, strict=True)
         ]
 
-    def _update(self, item: ScheduledRequest, token_id: int | None) -> RequestUpdate:
+    def _update(self, item: ScheduledRequest, token_ids: tuple[int, ...]) -> RequestUpdate:
         request = item.request
-        self._commit(request, item.num_scheduled_tokens)
         is_first_admission = not request.is_admission_reported
         request.is_admission_reported = True
-        if token_id is None:
-            return RequestUpdate(request, None, is_first_admission)
-        if request.num_tokens >= request.max_num_tokens:
+        if token_ids and request.num_tokens >= request.max_num_tokens:
             # Nothing was to be generated: the prompt's KV is all that was asked for.
+            self._commit(request, item.num_own_tokens)
             self._finish(request)
-            return RequestUpdate(request, None, is_first_admission, FinishReason.LENGTH)
-        request.append(token_id)
-        self.counters.generated_tokens += 1
-        reason = self._finish_reason(request, token_id)
+            return RequestUpdate(request, (), is_first_admission, FinishReason.LENGTH)
+        taken, reason = self._append(request, token_ids)
+        # The last token's KV is not computed, or, where it was a draft, not counted: an answer
+        # leaves the same behind with drafts and without.
+        num_right = max(len(taken) - 1, 0)
+        self._commit(request, item.num_own_tokens + num_right)
+        if item.draft_token_ids:
+            self._verified(item, min(len(taken), len(token_ids) - 1))
         if reason is not None:
             self._finish(request)
-        stop_token_id = token_id if reason is FinishReason.STOP else None
-        return RequestUpdate(request, token_id, is_first_admission, reason, stop_token_id)
+        stop_token_id = taken[-1] if reason is FinishReason.STOP else None
+        return RequestUpdate(request, taken, is_first_admission, reason, stop_token_id)
+
+    def _append(
+        self, request: Request, token_ids: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Take over ``token_ids`` up to the one that ends the request; those taken, and the end."""
+        reason = None
+        count = 0
+        for token_id in token_ids:
+            request.append(token_id)
+            count += 1
+            reason = self._finish_reason(request, token_id)
+            if reason is not None:
+                break
+        self.counters.generated_tokens += count
+        return token_ids[:count], reason
+
+    def _verified(self, item: ScheduledRequest, num_accepted: int) -> None:
+        assert self._speculator is not None
+        num_drafts = len(item.draft_token_ids)
+        self.counters.draft_tokens += num_drafts
+        self.counters.accepted_tokens += num_accepted
+        self._speculator.verified(item.request, num_drafts, num_accepted)
 
     def _commit(self, request: Request, num_new: int) -> None:
         lease = request.lease
@@ -289,6 +346,8 @@ class Scheduler:
         elif request.status is RequestStatus.WAITING:
             self._waiting.remove(request)
         request.status = RequestStatus.FINISHED
+        if self._speculator is not None:
+            self._speculator.forget(request)
 
     def _leave_running(self, request: Request) -> None:
         assert request.lease is not None

@@ -29,6 +29,7 @@ from cache_store.tiers.device import DeviceTier
 from model_worker.attention.backend import ATTENTION_NAME, AttentionBackend, register_attention
 from model_worker.attention.cpu import CpuFlashBackend
 from model_worker.attention.sdpa import SdpaBackend
+from model_worker.batch import ScheduledRequest
 from model_worker.coalescer import Coalescer
 from model_worker.engine import Engine, EngineLimits
 from model_worker.lower_tiers import WorkerTiers, build_lower_tiers
@@ -38,6 +39,7 @@ from model_worker.protocol import AddRequest, RequestOutput, SamplingParams, Wor
 from model_worker.request import Request
 from model_worker.sampler import Sampler
 from model_worker.scheduler import Scheduler
+from model_worker.speculation import Speculator
 
 MAX_LOGIT_DIFFERENCE = 2e-4
 TIE_GAP = 4e-4
@@ -105,16 +107,29 @@ class TeacherSampler(Sampler):
         self.references: dict[str, Reference] = {}
         self.report = GateReport(tolerance)
 
-    def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
-        drawn = super().sample(logits, requests)
+    def sample(
+        self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]
+    ) -> list[tuple[int, ...]]:
+        drawn = super().sample(logits, ending)
+        rows = logits.cpu().split([item.num_logit_rows for item in ending])
         return [
-            self._judge(row, request, token)
-            for row, request, token in zip(logits.cpu(), requests, drawn, strict=True)
+            self._judge_run(own_rows, item.request, run)
+            for own_rows, item, run in zip(rows, ending, drawn, strict=True)
         ]
 
-    def _judge(self, row: torch.Tensor, request: Request, token: int) -> int:
+    def _judge_run(
+        self, rows: torch.Tensor, request: Request, run: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Up to the first token that is not the reference's: what follows had another history."""
+        told = []
+        for index, token in enumerate(run):
+            told.append(self._judge(rows[index], request, request.num_output_tokens + index, token))
+            if told[-1] != token:
+                break
+        return tuple(told)
+
+    def _judge(self, row: torch.Tensor, request: Request, position: int, token: int) -> int:
         reference = self.references[request.key.request_id]
-        position = request.num_output_tokens
         expected = reference.token_ids[position]
         wanted = reference.logits[position]
         report = self.report
@@ -156,7 +171,11 @@ class EngineRig:
     """The worker's parts as its composition root joins them, without link and loader."""
 
     def __init__(
-        self, model: PreTrainedModel, options: RigOptions, sampler: Sampler | None = None
+        self,
+        model: PreTrainedModel,
+        options: RigOptions,
+        sampler: Sampler | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         register_attention()
         self.options = options
@@ -184,6 +203,7 @@ class EngineRig:
                 if options.is_caching and options.is_coalescing
                 else None
             ),
+            speculator=speculator,
         )
         self._model = model
         limits = EngineLimits(

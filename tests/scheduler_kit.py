@@ -20,7 +20,7 @@ from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
 from cache_store.tier_manager import LowerTiers
 from cache_store.transfer import TransferOrder, TransferResult
-from model_worker.batch import ScheduledBatch, StepResult
+from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
 from model_worker.coalescer import Coalescer
 from model_worker.engine import Engine, EngineLimits
 from model_worker.pacer import PrefillPacer
@@ -34,6 +34,7 @@ from model_worker.protocol import (
 )
 from model_worker.request import Request
 from model_worker.scheduler import Scheduler
+from model_worker.speculation import Speculator
 
 BLOCK = 4
 VOCAB = 50
@@ -116,13 +117,16 @@ class ScriptedRunner:
             self.rows[copy.target_block_id, : copy.num_rows] = source
         written: set[int] = set()
         for item in batch.scheduled:
-            written |= self._write(item.request, item.num_scheduled_tokens, written)
-        return StepResult(
-            tuple(
-                next_token(self._read(item.request)) if item.reaches_end else None
-                for item in batch.scheduled
-            )
-        )
+            written |= self._write(item, written)
+        return StepResult(tuple(self._answer(item) for item in batch.scheduled))
+
+    def _answer(self, item: ScheduledRequest) -> tuple[int, ...]:
+        run: list[int] = []
+        for draft in (*item.draft_token_ids, None) if item.reaches_end else ():
+            run.append(next_token(self._read(item.request, len(run))))
+            if run[-1] != draft:
+                break
+        return tuple(run)
 
     def _note(self, request: Request) -> None:
         lease = request.lease
@@ -132,26 +136,29 @@ class ScriptedRunner:
         found = request.num_computed_tokens, lease.num_host_tokens, lease.num_disk_tokens
         self.found.setdefault(request.key.request_id, found)
 
-    def _write(self, request: Request, count: int, written: set[int]) -> set[int]:
+    def _write(self, item: ScheduledRequest, written: set[int]) -> set[int]:
+        request = item.request
         assert request.lease is not None
         start = request.num_computed_tokens
+        tokens = [*request.token_ids[start : start + item.num_own_tokens], *item.draft_token_ids]
+        assert len(tokens) == item.num_scheduled_tokens
         copied = set() if self.copier is None else self.copier.in_use(Tier.DEVICE)
         slots = set()
-        for position in range(start, start + count):
+        for position, token in enumerate(tokens, start):
             block_id = request.lease.block_ids[position // BLOCK]
             slot = block_id * BLOCK + position % BLOCK
             assert block_id not in copied, "a block is written while it is copied"
             assert slot not in written, "two requests write the same row in one step"
             slots.add(slot)
-            self.rows[block_id, position % BLOCK] = request.token_ids[position]
+            self.rows[block_id, position % BLOCK] = token
         return slots
 
-    def _read(self, request: Request) -> list[int]:
+    def _read(self, request: Request, num_drafts: int) -> list[int]:
         assert request.lease is not None
         ids = request.lease.block_ids
         return [
             int(self.rows[ids[position // BLOCK], position % BLOCK])
-            for position in range(request.num_tokens)
+            for position in range(request.num_tokens + num_drafts)
         ]
 
 
@@ -169,6 +176,7 @@ class World:
         num_disk: int = 0,
         write_blocks: int = 64,
         prefill_token_s: float | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.now_s = 0.0
         self.runner = ScriptedRunner(num_blocks)
@@ -198,6 +206,7 @@ class World:
             max_num_seqs=max_num_seqs,
             eos_token_ids=eos_token_ids,
             coalescer=Coalescer(BLOCK) if is_caching else None,
+            speculator=speculator,
         )
         limits = EngineLimits("model", BLOCK, MAX_MODEL_LEN, VOCAB, max_num_waiting)
         self.engine = Engine(self.scheduler, self.runner, self.cache, pacer, limits, self._tick)

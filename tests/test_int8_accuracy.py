@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_worker.request import Request
+from model_worker.batch import ScheduledRequest
 from model_worker.sampler import Sampler
 from tests.demo import load_demo, mt_bench, policy_text
 from tests.rig import EngineRig, RigOptions, greedy
@@ -37,10 +37,12 @@ class RecordingSampler(Sampler):
     def __init__(self) -> None:
         self.logits: dict[str, list[torch.Tensor]] = {}
 
-    def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
-        for row, request in zip(logits, requests, strict=True):
-            self.logits.setdefault(request.key.request_id, []).append(row.clone())
-        return super().sample(logits, requests)
+    def sample(
+        self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]
+    ) -> list[tuple[int, ...]]:
+        for row, item in zip(logits, ending, strict=True):
+            self.logits.setdefault(item.request.key.request_id, []).append(row.clone())
+        return super().sample(logits, ending)
 
 
 @dataclass
@@ -53,10 +55,12 @@ class ForcingSampler(Sampler):
     largest: list[float] = field(default_factory=list)  # logit difference at a position
     mean: list[float] = field(default_factory=list)
 
-    def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+    def sample(
+        self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]
+    ) -> list[tuple[int, ...]]:
         tokens = []
-        for row, request in zip(logits, requests, strict=True):
-            wanted = self.exact[request.key.request_id][request.num_output_tokens]
+        for row, item in zip(logits, ending, strict=True):
+            wanted = self.exact[item.request.key.request_id][item.request.num_output_tokens]
             difference = (row - wanted).abs()
             tokens.append(int(wanted.argmax()))
             said = int(row.argmax())
@@ -65,7 +69,7 @@ class ForcingSampler(Sampler):
                 self.margins.append(float(wanted.max() - wanted[said]))
             self.largest.append(float(difference.max()))
             self.mean.append(float(difference.mean()))
-        return tokens
+        return [(token,) for token in tokens]
 
 
 def prompts() -> dict[str, list[int]]:

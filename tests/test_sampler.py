@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 
 from model_worker import sampler
+from model_worker.batch import ScheduledRequest
 from model_worker.noise import gumbel_noise, noise_keys
 from model_worker.request import Request
 from model_worker.sampler import LogitRow, Sampler
@@ -19,16 +22,24 @@ def logits(seed: int = 0, rows: int = 1) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
+def sample(rows: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+    """One token per request, from a row each."""
+    ending = [ScheduledRequest(request, request.num_tokens) for request in requests]
+    runs = Sampler().sample(rows, ending)
+    assert {len(run) for run in runs} == {1}
+    return [run[0] for run in runs]
+
+
 def draws(row: torch.Tensor, count: int, **params: object) -> list[int]:
     """``count`` draws from the same row by requests that differ in their seed only."""
     requests = [make_request(seed=seed, **params) for seed in range(count)]
-    return Sampler().sample(row.expand(count, -1), requests)
+    return sample(row.expand(count, -1), requests)
 
 
 def test_greedy_takes_the_best() -> None:
     rows = logits(rows=3)
     requests = [make_request(name=str(i)) for i in range(3)]
-    assert Sampler().sample(rows, requests) == rows.argmax(-1).tolist()
+    assert sample(rows, requests) == rows.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-20, 1e-39, 1e-300])
@@ -41,9 +52,9 @@ def test_a_temperature_next_to_zero_takes_the_best(temperature: float) -> None:
 
 def test_the_same_seed_draws_the_same_whatever_the_batch() -> None:
     rows = logits(rows=4)
-    alone = Sampler().sample(rows[2:3], [make_request(seed=11, temperature=1.0)])
+    alone = sample(rows[2:3], [make_request(seed=11, temperature=1.0)])
     requests = [make_request(seed=seed, temperature=1.0) for seed in (1, 2, 11, 3)]
-    assert Sampler().sample(rows, requests)[2] == alone[0]
+    assert sample(rows, requests)[2] == alone[0]
     assert len(set(draws(rows[0], 50, temperature=1.0))) > 20
 
 
@@ -89,33 +100,33 @@ def test_presence_and_frequency_count_the_output_only() -> None:
     row = torch.tensor([[5.0, 4.9, 4.0, 0.0]])
     # Token 0 is in the prompt alone: untouched.
     request = make_request(prompt=[0, 0], output=[1, 1], presence_penalty=2.0)
-    assert Sampler().sample(row, [request]) == [0]
+    assert sample(row, [request]) == [0]
     request = make_request(prompt=[3], output=[0], presence_penalty=0.2)
-    assert Sampler().sample(row, [request]) == [1]
+    assert sample(row, [request]) == [1]
     # 5 - 0.6 * 2 = 3.8 < 4.0; token 1: 4.9 - 0.6 = 4.3
     request = make_request(prompt=[3], output=[0, 0, 1], frequency_penalty=0.6)
-    assert Sampler().sample(row, [request]) == [1]
+    assert sample(row, [request]) == [1]
     request = make_request(prompt=[3], output=[0, 0, 1, 1], frequency_penalty=0.6)
-    assert Sampler().sample(row, [request]) == [2]
+    assert sample(row, [request]) == [2]
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
     row = torch.tensor([[4.0, 3.0, -1.0, -1.5]])
     request = make_request(prompt=[0], repetition_penalty=2.0)
-    assert Sampler().sample(row, [request]) == [1]
+    assert sample(row, [request]) == [1]
     row = torch.tensor([[-9.0, -9.0, -1.0, -1.5]])
     request = make_request(prompt=[2], repetition_penalty=2.0)
-    assert Sampler().sample(row, [request]) == [3]
+    assert sample(row, [request]) == [3]
 
 
 def test_logit_bias_forbids_and_forces() -> None:
     row = logits(3)
     best = int(row[0].argmax())
     request = make_request(logit_bias={best: -100.0})
-    assert Sampler().sample(row, [request]) == [int(row[0].topk(2).indices[1])]
-    assert Sampler().sample(row, [make_request(logit_bias={17: 100.0})]) == [17]
+    assert sample(row, [request]) == [int(row[0].topk(2).indices[1])]
+    assert sample(row, [make_request(logit_bias={17: 100.0})]) == [17]
     before = row.clone()
-    Sampler().sample(row, [make_request(logit_bias={17: 100.0})])
+    sample(row, [make_request(logit_bias={17: 100.0})])
     assert torch.equal(row, before)
 
 
@@ -145,11 +156,11 @@ def test_a_batch_draws_what_each_row_draws_alone(
 ) -> None:
     requests = mixed_requests(64)
     rows = logits(5, rows=64) * spread
-    alone = [Sampler().sample(rows[i : i + 1], [requests[i]])[0] for i in range(64)]
+    alone = [sample(rows[i : i + 1], [requests[i]])[0] for i in range(64)]
     monkeypatch.setattr(sampler, "CPU_CHUNK_LOGITS", chunk)
-    assert Sampler().sample(rows, requests) == alone
+    assert sample(rows, requests) == alone
     order = list(reversed(range(64)))
-    shuffled = Sampler().sample(rows[order], [requests[i] for i in order])
+    shuffled = sample(rows[order], [requests[i] for i in order])
     assert shuffled == [alone[i] for i in order]
     assert len(set(alone)) > 20
 
@@ -159,7 +170,7 @@ def test_each_row_is_what_its_formulas_say(spread: float) -> None:
     """Against penalties, filters and choice written down once more, in float64."""
     requests = mixed_requests(64)
     rows = logits(6, rows=64) * spread
-    drawn = Sampler().sample(rows, requests)
+    drawn = sample(rows, requests)
     wanted = [by_the_book(row, request) for row, request in zip(rows, requests, strict=True)]
     assert drawn == wanted
 
@@ -204,7 +215,7 @@ def test_equals_of_the_last_one_kept_are_kept() -> None:
 def test_half_precision_logits_give_what_their_float32_gives() -> None:
     requests = mixed_requests(16)
     rows = logits(7, rows=16).bfloat16()
-    assert Sampler().sample(rows, requests) == Sampler().sample(rows.float(), requests)
+    assert sample(rows, requests) == sample(rows.float(), requests)
 
 
 def test_what_is_drawn_stays_on_the_device_until_it_is_asked_for() -> None:
@@ -220,4 +231,51 @@ def test_tokens_ahead_count_as_if_they_were_the_requests_own() -> None:
     for request, tokens in zip(requests, ahead, strict=True):
         for token in tokens:
             request.append(token)
-    assert drawn.tolist() == Sampler().sample(rows, requests)
+    assert drawn.tolist() == sample(rows, requests)
+
+
+def drafted(drafts: Sequence[int], request: Request) -> ScheduledRequest:
+    return ScheduledRequest(request, request.num_tokens + len(drafts), tuple(drafts))
+
+
+def undrafted(rows: torch.Tensor, **params: object) -> list[int]:
+    """One token after another, from a row each."""
+    output: list[int] = []
+    for row in rows:
+        output += sample(row[None], [make_request(output=output, **params)])
+    return output
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_p": 0.9, "top_k": 40},
+        {"frequency_penalty": 2.0, "presence_penalty": 1.0},
+        {"repetition_penalty": 1.9, "temperature": 1.2},
+    ],
+)
+@pytest.mark.parametrize("num_right", range(5))
+def test_a_run_is_what_one_token_after_another_would_be(
+    params: dict[str, object], num_right: int
+) -> None:
+    """Alike rows, so that noise or penalties of another position would give another token."""
+    rows = logits(4, rows=5) * 0.05 + logits(5)
+    wanted = undrafted(rows, **params)
+    drafts = wanted[:4]
+    if num_right < 4:
+        drafts[num_right] += 1
+    other = make_request(name="other", temperature=1.0)
+    both = [drafted(drafts, make_request(**params)), drafted((), other)]
+    run, alone = Sampler().sample(torch.cat((rows, rows[:1])), both)
+    assert list(run) == wanted[: num_right + 1]
+    assert list(alone) == sample(rows[:1], [other])
+
+
+def test_drafts_behind_a_wrong_one_are_not_looked_at() -> None:
+    rows = torch.eye(4) * 9
+    (run,) = Sampler().sample(rows, [drafted((0, 3, 2), make_request())])
+    assert run == (0, 1)
+    (run,) = Sampler().sample(rows, [drafted((0, 1, 2), make_request())])
+    assert run == (0, 1, 2, 3)

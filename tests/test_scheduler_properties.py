@@ -1,7 +1,8 @@
 """Random lives of requests over small pools, with and without tiers below them.
 
 Every request ends exactly once, with the right tokens and the right account of what it found, and
-no block is lost; transfers end at any moment, in any order, and may fail half-way.
+no block is lost; transfers end at any moment, in any order, and may fail half-way. Some lives have
+drafts: right, wrong, and right up to somewhere.
 """
 
 from __future__ import annotations
@@ -14,9 +15,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from model_worker.engine import EngineError
 from model_worker.protocol import ErrorCode, FinishReason, PrefixAction
-from tests.scheduler_kit import LINK, World, answer_of, prompt
+from model_worker.request import Request
+from tests.draft_kit import ScriptedSpeculator, spoiled
+from tests.scheduler_kit import LINK, VOCAB, World, answer_of, prompt
 
+DRAFTS = ((0, 0), (0, 0), (6, 6), (6, 0), (9, 5))  # how many, and how many at most are right
 LOWER = ((0, 0), (0, 0), (40, 0), (6, 0), (0, 30), (4, 12), (10, 60), (1, 2))
+
+
+def guess(request: Request, count: int, most_right: int) -> list[int]:
+    history = request.token_ids.tolist()
+    num_right = sum(history) % (most_right + 1)
+    return spoiled(answer_of(history, count), num_right, VOCAB)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -28,6 +38,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         lower=st.sampled_from(LOWER),
         write_blocks=st.sampled_from((1, 3, 64)),
         prefill_token_s=st.sampled_from((None, 0.01)),
+        drafts=st.sampled_from(DRAFTS),
     )
     def build(
         self,
@@ -38,7 +49,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         lower: tuple[int, int],
         write_blocks: int,
         prefill_token_s: float | None,
+        drafts: tuple[int, int],
     ) -> None:
+        self.speculator = ScriptedSpeculator(lambda request: guess(request, *drafts))
         self.world = World(
             num_blocks,
             max_num_seqs=max_num_seqs,
@@ -48,6 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_disk=lower[1],
             write_blocks=write_blocks,
             prefill_token_s=prefill_token_s,
+            speculator=self.speculator if drafts[0] else None,
         )
         self.wanted: dict[str, list[int]] = {}
         self.ended_early: set[str] = set()
@@ -136,6 +150,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for name in self.wanted:
             self.check_answer(name)
             self.check_account(name)
+        self.check_drafts()
 
     def check_answer(self, name: str) -> None:
         ending, tokens, wanted = self.world.ending(name), self.world.tokens(name), self.wanted[name]
@@ -159,6 +174,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert told in ([], [self.world.runner.found.get(name)])
         for output in self.world.outputs[name][1:]:
             assert (output.num_host_tokens, output.num_disk_tokens) == (0, 0)
+
+    def check_drafts(self) -> None:
+        stats, speculator = self.world.scheduler.counters, self.speculator
+        assert (stats.draft_tokens, stats.accepted_tokens) == (
+            speculator.num_drafts,
+            speculator.num_accepted,
+        )
+        batches = self.world.runner.batches
+        # What a failed step would have verified was never counted, as its tokens were not.
+        assert stats.draft_tokens == sum(batch.num_draft_tokens for batch in batches)
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
