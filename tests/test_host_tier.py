@@ -28,19 +28,19 @@ def test_blocks_keep_what_is_stored_in_them() -> None:
     tier = HostTier(5, 1000, is_pinned=False)
     assert tier.num_blocks == 5
     for block_id in range(5):
-        assert tier.payload(block_id).shape == (1000,)
-        tier.payload(block_id)[:] = block_id + 1
+        assert tier.payloads[block_id].shape == (1000,)
+        tier.payloads[block_id][:] = block_id + 1
     for block_id in range(5):
-        assert np.array_equal(tier.payload(block_id), np.full(1000, block_id + 1, np.uint8))
+        assert np.array_equal(tier.payloads[block_id], np.full(1000, block_id + 1, np.uint8))
 
 
 def test_taking_the_pages_changes_nothing_that_is_stored_meanwhile() -> None:
     tier = HostTier(64, 2**20, is_pinned=False)
     for block_id in range(64):
-        tier.payload(block_id)[:] = block_id
+        tier.payloads[block_id][:] = block_id
     wait_for_pages()
     for block_id in range(64):
-        assert int(tier.payload(block_id).min()) == int(tier.payload(block_id).max()) == block_id
+        assert int(tier.payloads[block_id].min()) == int(tier.payloads[block_id].max()) == block_id
 
 
 def test_the_memory_is_there_before_it_is_used_and_no_more_than_asked_for() -> None:

@@ -311,7 +311,7 @@ def test_negative_control_one_wrong_byte_in_host_memory_fails_the_gate(
         assert rig.tiers is not None
         assert rig.tiers.host is not None
         # The upper bits of the exponent of one number among the values of a full block.
-        payload = rig.tiers.host.payload(orders[0].target_ids[4])
+        payload = rig.tiers.host.payloads[orders[0].target_ids[4]]
         payload[len(payload) // 2 + 3] ^= 0x40
         with pytest.raises(AssertionError):
             rig.check({"warm": wanted}).assert_passes()

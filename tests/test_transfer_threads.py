@@ -132,8 +132,8 @@ def test_from_host_to_disk_and_back(tmp_path: Path) -> None:
         before = [block_of(b.device, i) for i in range(8)]
         b.copy(DEVICE, HOST, [1, 2], [4, 5])
         b.copy(HOST, DISK, [4, 5], [0, 1])
-        b.host.payload(4)[:] = 0
-        b.host.payload(5)[:] = 0
+        b.host.payloads[4][:] = 0
+        b.host.payloads[5][:] = 0
         b.copy(DISK, DEVICE, [0, 1], [6, 7])
         assert torch.equal(block_of(b.device, 6), before[1])
         assert torch.equal(block_of(b.device, 7), before[2])
@@ -144,7 +144,7 @@ def test_int8_differs_by_little_and_only_once(tmp_path: Path) -> None:
     with bench(tmp_path, "int8") as b:
         before = block_of(b.device, 0)
         b.copy(DEVICE, HOST, [0], [0])
-        coded = b.host.payload(0).tobytes()
+        coded = b.host.payloads[0].tobytes()
         b.copy(HOST, DISK, [0], [3])
         b.copy(DISK, DEVICE, [3], [1])
         b.copy(HOST, DEVICE, [0], [2])
@@ -152,7 +152,7 @@ def test_int8_differs_by_little_and_only_once(tmp_path: Path) -> None:
         difference = (block_of(b.device, 1) - before).abs().max()
         assert 0 < float(difference) <= float(before.abs().max()) / 127
         b.copy(DEVICE, HOST, [2], [1])
-        assert b.host.payload(1).tobytes() == coded
+        assert b.host.payloads[1].tobytes() == coded
 
 
 @pytest.mark.parametrize("codec_name", ["exact", "int8"])

@@ -11,6 +11,7 @@ scales, float32 (2, layers, kv_heads, block_size), after the numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +25,14 @@ Payload = NDArray[np.uint8]  # 1-D
 CODEC_NAMES = ("exact", "int8")
 _SCALE_BYTES = 4
 _INT8_MAX = 127.0
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadRows:
+    """Some payloads of many: rows ``row_ids`` of ``memory`` (payloads, payload_bytes)."""
+
+    memory: NDArray[np.uint8]
+    row_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,93 +1,75 @@
 """Whole blocks into and out of the device tier, from a thread beside the engine's.
 
-Owns the copies between the device's tensors and plain bytes. Reads only blocks that the tree owns
-(never written) and writes only blocks that nobody reads yet, so it needs no lock with the engine.
-Knows nothing of codings, of lower tiers or of when to copy.
+Owns the copies between the device's tensors and payloads in the host's memory. Reads only blocks
+that the tree owns (never written) and writes only blocks that nobody reads yet, so it needs no lock
+with the engine. Knows nothing of lower tiers or of when to copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cache_store.tiers.codec import BlockView, part_shapes
+from cache_store.tiers.codec import BlockCodec, BlockView, PayloadRows
 from cache_store.tiers.device import DeviceTier
+from cache_store.tiers.staged_blocks import StagedBlocks
+from cache_store.tiers.streams import CudaStream
 
 
 class DeviceBlocks(Protocol):
-    """Used by one thread."""
+    """Used by one thread. Both methods return when the copies are complete."""
 
-    def read(self, block_id: int) -> BlockView:
-        """The block's bytes, good until the next call; maybe the device's own memory."""
+    batch_blocks: int
+    """How many blocks are worth being handed over at once, at the least."""
+
+    def store(self, block_ids: Sequence[int], rows: PayloadRows) -> None:
+        """Code each block of the device into its row."""
         ...
 
-    def target(self, block_id: int) -> BlockView:
-        """Where to write bytes that ``commit`` then makes the block's own."""
+    def load(self, rows: PayloadRows, block_ids: Sequence[int]) -> None:
+        """Make each row's content the block's own."""
         ...
 
-    def commit(self, block_id: int) -> None:
-        """Returns when the block is complete on the device."""
+    def new_rows(self, num_rows: int) -> NDArray[np.uint8]:
+        """Memory of (rows, payload_bytes) that is copied from and to as fast as can be."""
         ...
 
 
-def device_blocks(tier: DeviceTier) -> DeviceBlocks:
+def device_blocks(tier: DeviceTier, codec: BlockCodec) -> DeviceBlocks:
     """A fresh one for each thread that is to use it."""
-    return CpuBlocks(tier) if tier.keys.device.type == "cpu" else CudaBlocks(tier)
+    device = tier.keys.device
+    if device.type == "cpu":
+        return CpuBlocks(tier, codec)
+    return StagedBlocks(tier, codec, copying=CudaStream(device), coding=CudaStream(device))
 
 
 class CpuBlocks:
     """The device's memory is the host's: numpy copies it in place, which lets go of the interpreter
     and, unlike torch, has no team of threads of its own to get in the way of the engine's."""
 
-    def __init__(self, tier: DeviceTier) -> None:
+    batch_blocks = 1
+
+    def __init__(self, tier: DeviceTier, codec: BlockCodec) -> None:
         self._parts = tuple(_raw(tensor) for tensor in tier.tensors)
+        self._codec = codec
 
-    def read(self, block_id: int) -> BlockView:
+    def store(self, block_ids: Sequence[int], rows: PayloadRows) -> None:
+        for block_id, row_id in zip(block_ids, rows.row_ids, strict=True):
+            self._codec.encode(self._view(block_id), rows.memory[row_id])
+
+    def load(self, rows: PayloadRows, block_ids: Sequence[int]) -> None:
+        for block_id, row_id in zip(block_ids, rows.row_ids, strict=True):
+            self._codec.decode(rows.memory[row_id], self._view(block_id))
+
+    def new_rows(self, num_rows: int) -> NDArray[np.uint8]:
+        return np.empty((num_rows, self._codec.payload_bytes), dtype=np.uint8)
+
+    def _view(self, block_id: int) -> BlockView:
         return BlockView(*(part[:, :, block_id] for part in self._parts))
-
-    def target(self, block_id: int) -> BlockView:
-        return self.read(block_id)
-
-    def commit(self, block_id: int) -> None:
-        pass
-
-
-class CudaBlocks:
-    """A stream of its own and pinned memory, so that copies run beside the engine's kernels."""
-
-    def __init__(self, tier: DeviceTier) -> None:
-        self._tier = tier
-        self._stream = torch.cuda.Stream(tier.keys.device)  # type: ignore[no-untyped-call]
-        self._pinned = tuple(
-            torch.empty(tensor[:, 0].transpose(1, 2).shape, dtype=tensor.dtype, pin_memory=True)
-            for tensor in tier.tensors
-        )
-        raw = [pinned.view(torch.uint8).numpy() for pinned in self._pinned]
-        shapes = part_shapes(tier.spec)
-        self._view = BlockView(
-            *(part.reshape(shape) for part, shape in zip(raw, shapes, strict=True))
-        )
-
-    def read(self, block_id: int) -> BlockView:
-        with torch.cuda.stream(self._stream), torch.inference_mode():
-            for pinned, tensor in zip(self._pinned, self._tier.tensors, strict=True):
-                block = tensor[:, block_id].transpose(1, 2).contiguous()
-                pinned.copy_(block, non_blocking=True)
-        self._stream.synchronize()
-        return self._view
-
-    def target(self, block_id: int) -> BlockView:
-        return self._view
-
-    def commit(self, block_id: int) -> None:
-        with torch.cuda.stream(self._stream), torch.inference_mode():
-            for pinned, tensor in zip(self._pinned, self._tier.tensors, strict=True):
-                on_device = pinned.to(tensor.device, non_blocking=True)
-                tensor[:, block_id] = on_device.transpose(1, 2)
-        self._stream.synchronize()
 
 
 def _raw(tensor: torch.Tensor) -> NDArray[np.uint8]:

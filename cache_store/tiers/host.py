@@ -14,8 +14,7 @@ import time
 
 import numpy as np
 import torch
-
-from cache_store.tiers.codec import Payload
+from numpy.typing import NDArray
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14: takes pages without changing what is in them
 _STEP_BYTES = 8 * 2**20
@@ -27,20 +26,24 @@ class HostTier:
     def __init__(self, num_blocks: int, payload_bytes: int, *, is_pinned: bool) -> None:
         """Raises MemoryError, OSError or RuntimeError when the host has no room."""
         self.num_blocks = num_blocks
-        size = num_blocks * payload_bytes
+        memory = np.frombuffer(mmap.mmap(-1, num_blocks * payload_bytes), dtype=np.uint8)
         if is_pinned:
-            memory = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+            _pin(memory)
         else:
-            memory = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
             threading.Thread(
                 target=_take_pages, args=(memory,), name="host-tier-pages", daemon=True
             ).start()
-        self._payloads: np.ndarray = memory.reshape(num_blocks, payload_bytes)
+        self.payloads: NDArray[np.uint8] = memory.reshape(num_blocks, payload_bytes)
+        """(blocks, payload_bytes), to be read and written in place."""
 
-    def payload(self, block_id: int) -> Payload:
-        """The block's bytes, to be read or written in place."""
-        row: Payload = self._payloads[block_id]
-        return row
+
+def _pin(memory: np.ndarray) -> None:
+    """Take all pages and let the GPU copy from and to them by itself, for as long as the process
+    lives. Torch's own pinned memory comes in powers of two, which could be twice what was asked
+    for."""
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    status = cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+    torch.cuda.check_error(int(status))
 
 
 def _take_pages(memory: np.ndarray) -> None:

@@ -11,13 +11,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cache_store.events import Tier
-from cache_store.tiers.codec import BlockCodec
+from cache_store.tiers.codec import BlockCodec, PayloadRows
 from cache_store.tiers.device import DeviceTier
 from cache_store.tiers.device_blocks import DeviceBlocks, device_blocks
 from cache_store.tiers.disk_format import DiskStoreError
@@ -142,21 +143,15 @@ class _Copier:
         self._host = storage.host
         self._disk = storage.disk
         self._write_blocks = storage.write_blocks
-        self._device: DeviceBlocks = device_blocks(storage.device)
-        self._payload = np.empty(self._codec.payload_bytes, dtype=np.uint8)
-        self._staging = np.empty((0, self._codec.payload_bytes), dtype=np.uint8)
+        self._device: DeviceBlocks = device_blocks(storage.device, storage.codec)
+        self._staging = self._device.new_rows(0)
 
     def copy(self, order: TransferOrder) -> tuple[int, str]:
         """How many leading blocks arrived, and why the next one did not ("" if all did)."""
         num_done = 0
         try:
-            if order.target is Tier.DISK:
-                for start in range(0, len(order.source_ids), self._write_blocks):
-                    num_done += self._write_batch(order, start)
-            else:
-                for index in range(len(order.source_ids)):
-                    self._copy_block(order, index)
-                    num_done += 1
+            for count in self._copy(order):
+                num_done += count
         except DiskStoreError as error:
             return num_done, str(error)
         except Exception as error:  # whatever it is, the blocks are a miss and the engine goes on
@@ -173,37 +168,65 @@ class _Copier:
         except Exception:  # a thread that ends would leave every later order without a result
             logger.exception("blocks on disk could not be erased")
 
-    def _copy_block(self, order: TransferOrder, index: int) -> None:
-        source_id, target_id = order.source_ids[index], order.target_ids[index]
-        if order.target is Tier.HOST:
-            assert self._host is not None
-            self._codec.encode(self._device.read(source_id), self._host.payload(target_id))
-            return
-        payload = self._payload
-        if order.source is Tier.HOST:
-            assert self._host is not None
-            payload = self._host.payload(source_id)
+    def _copy(self, order: TransferOrder) -> Iterator[int]:
+        """Yields how many more blocks have arrived."""
+        num_blocks = len(order.source_ids)
+        if order.target is Tier.DISK:
+            for start in range(0, num_blocks, self._write_blocks):
+                yield self._write_batch(order, start)
+        elif order.source is Tier.DISK:
+            for start in range(0, num_blocks, self._device.batch_blocks):
+                yield from self._read_batch(order, start)
         else:
-            assert self._disk is not None
-            self._disk.read(source_id, order.keys[index], payload.data)
-        self._codec.decode(payload, self._device.target(target_id))
-        self._device.commit(target_id)
+            assert self._host is not None
+            if order.target is Tier.HOST:
+                rows = PayloadRows(self._host.payloads, order.target_ids)
+                self._device.store(order.source_ids, rows)
+            else:
+                rows = PayloadRows(self._host.payloads, order.source_ids)
+                self._device.load(rows, order.target_ids)
+            yield num_blocks
+
+    def _read_batch(self, order: TransferOrder, start: int) -> Iterator[int]:
+        """What is read before a failure arrives."""
+        assert self._disk is not None
+        stop = min(start + self._device.batch_blocks, len(order.source_ids))
+        rows = self._staging_rows(stop - start)
+        num_read = 0
+        failure: Exception | None = None
+        try:
+            for index in range(start, stop):
+                self._disk.read(order.source_ids[index], order.keys[index], rows[num_read].data)
+                num_read += 1
+        except Exception as error:
+            failure = error
+        self._device.load(
+            PayloadRows(rows, range(num_read)), order.target_ids[start : start + num_read]
+        )
+        yield num_read
+        if failure is not None:
+            raise failure
 
     def _write_batch(self, order: TransferOrder, start: int) -> int:
         assert self._disk is not None
         stop = min(start + self._write_blocks, len(order.source_ids))
-        if len(self._staging) < stop - start:
-            self._staging = np.empty((stop - start, self._codec.payload_bytes), dtype=np.uint8)
+        rows = self._staging_rows(stop - start)
+        sources = order.source_ids[start:stop]
+        if order.source is Tier.HOST:
+            assert self._host is not None
+            for row, source_id in zip(rows, sources, strict=True):
+                np.copyto(row, self._host.payloads[source_id])
+        else:
+            self._device.store(sources, PayloadRows(rows, range(stop - start)))
         items = []
-        for index in range(start, stop):
-            payload = self._staging[index - start]
-            if order.source is Tier.HOST:
-                assert self._host is not None
-                np.copyto(payload, self._host.payload(order.source_ids[index]))
-            else:
-                self._codec.encode(self._device.read(order.source_ids[index]), payload)
+        for index, row in enumerate(rows, start):
             # A partly filled block's other rows may be what an earlier owner left there.
-            self._codec.clear_rows(payload, order.keys[index].num_rows)
-            items.append((order.target_ids[index], order.keys[index], payload.data))
+            self._codec.clear_rows(row, order.keys[index].num_rows)
+            items.append((order.target_ids[index], order.keys[index], row.data))
         self._disk.write(items)
         return stop - start
+
+    def _staging_rows(self, num_rows: int) -> NDArray[np.uint8]:
+        if len(self._staging) < num_rows:
+            self._staging = self._device.new_rows(num_rows)
+        return self._staging[:num_rows]
