@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cache_store.block import KVCacheSpec
-from cache_store.tiers.codec import BlockCodec, Payload, make_codec
+from cache_store.tiers.codec import BlockCodec, Payload, PayloadRows, make_codec
 from cache_store.tiers.device_blocks import device_blocks
 from tests.device_kit import DTYPES, make_spec, make_tier, raw, view_of
 
@@ -163,15 +163,17 @@ def test_what_the_device_holds_as_int8_is_not_coded_again(name: str) -> None:
     assert codec.name == "exact:int8/float32"
     assert codec.payload_bytes == spec.bytes_per_block == 2 * 3 * 2 * 4 * (8 + 4)
     tier = make_tier(spec)
-    payload = np.full(codec.payload_bytes, 0xA5, dtype=np.uint8)
-    codec.encode(device_blocks(tier).read(4), payload)
+    blocks = device_blocks(tier, codec)
+    rows = PayloadRows(np.full((1, codec.payload_bytes), 0xA5, dtype=np.uint8), [0])
+    payload = rows.memory[0]
+    blocks.store([4], rows)
     parts = [raw(tensor[:, 4].transpose(1, 2)).tobytes() for tensor in tier.tensors]
     assert payload.tobytes() == b"".join(parts)
-    codec.decode(payload, device_blocks(tier).target(1))
+    blocks.load(rows, [1])
     for tensor in tier.tensors:
         assert torch.equal(tensor[:, 1], tensor[:, 4])
     codec.clear_rows(payload, 3)
-    codec.decode(payload, device_blocks(tier).target(2))
+    blocks.load(rows, [2])
     for tensor in tier.tensors:
         assert torch.equal(tensor[:, 2, :3], tensor[:, 4, :3])
         assert not tensor[:, 2, 3:].any()
