@@ -51,13 +51,15 @@ class Lease:
     pending_copy: RowCopy | None = None
     loading: list[TransferJob] = field(default_factory=list)
 
+    # Asked of every request at every step, and hardly one has ever loaded anything.
+
     @property
     def is_loading(self) -> bool:
-        return any(job.is_pending for job in self.loading)
+        return bool(self.loading) and any(job.is_pending for job in self.loading)
 
     @property
     def has_failed(self) -> bool:
-        return any(job.has_failed for job in self.loading)
+        return bool(self.loading) and any(job.has_failed for job in self.loading)
 
 
 @dataclass(frozen=True, slots=True)

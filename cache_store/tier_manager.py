@@ -290,14 +290,16 @@ class TierManager:
         """Take what has arrived, keep a reserve free, and save what is not on disk yet."""
         if self._lower is None:
             return
-        for result in self._lower.executor.take_results():
-            self._finish(self._jobs.pop(result.number), result)
-        for job in self._overdue.check(self._jobs.values(), self._lower.clock()):
-            self._give_up_waiting(job)
+        if self._jobs or self._overdue.tiers:
+            for result in self._lower.executor.take_results():
+                self._finish(self._jobs.pop(result.number), result)
+            for job in self._overdue.check(self._jobs.values(), self._lower.clock()):
+                self._give_up_waiting(job)
         self.sweep()
         if self.pools[Tier.DEVICE].num_free < self._reserve:
             self.make_room(Tier.DEVICE, self._reserve)
-        self._save_idle()
+        if self._unsaved:
+            self._save_idle()
         self.collect()
 
     def _give_up_waiting(self, job: TransferJob) -> None:
@@ -383,7 +385,7 @@ class TierManager:
 
     def _save_idle(self) -> None:
         """Begin the next batch to disk, if none is on its way there."""
-        if not self._unsaved or any(j.order.target is Tier.DISK for j in self._jobs.values()):
+        if any(job.order.target is Tier.DISK for job in self._jobs.values()):
             return
         assert self._lower is not None
         if not self._is_usable(Tier.DISK):

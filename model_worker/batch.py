@@ -2,18 +2,20 @@
 
 Owns the description only: which request advances by how many tokens, which guesses of the tokens
 after them are verified on the way, and which rows are copied first. Knows nothing of tensors.
+Per request and step there are msgspec structs, which cost a fifth of frozen dataclasses.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from cache_store.cache import RowCopy
 from model_worker.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(msgspec.Struct, frozen=True):
     """``num_scheduled_tokens`` rows from the request's num_computed_tokens on: its own tokens, and
     after its last one ``draft_token_ids``, guesses of what comes next.
 

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from cache_store.cache import Cache, Lease, RowCopy
 from cache_store.prefix_match import PrefixMatch
@@ -25,8 +28,7 @@ from model_worker.request import Request, RequestStatus
 from model_worker.speculation import Speculator, max_num_drafts
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
+class RequestUpdate(msgspec.Struct, frozen=True):
     """What one step did for one request; ``token_ids`` are its new ones."""
 
     request: Request
@@ -101,13 +103,7 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """The next step. Empty when nothing can run now: all that is left waits for transfers, or
         nothing runs and nothing waiting can be admitted."""
-        self._requeue_failed()
-        num_decode = sum(
-            1
-            for request in self._running
-            if request.is_loaded and request.num_uncomputed_tokens == 1
-        )
-        budget = self._pacer.prefill_budget(num_decode)
+        budget = self._pacer.prefill_budget(self._look_over_running())
         preemptions = self.counters.preemptions
         scheduled, budget = self._advance_running(budget)
         if not self._running:
@@ -117,8 +113,8 @@ class Scheduler:
         elif self.counters.preemptions == preemptions:
             # What was just taken from the youngest is not given to the next in line.
             self._admit_waiting(scheduled, budget)
-        num_decode = sum(1 for item in scheduled if item.request.num_uncomputed_tokens == 1)
-        num_prefill = sum(item.num_scheduled_tokens for item in scheduled) - num_decode
+        num_decode = sum([item.request.num_uncomputed_tokens == 1 for item in scheduled])
+        num_prefill = sum([item.num_scheduled_tokens for item in scheduled]) - num_decode
         num_drafts = 0
         if self._speculator is not None:
             # Last, so that drafts have what is left of the step and nobody waits for their sake.
@@ -127,12 +123,18 @@ class Scheduler:
         copies = tuple(_pending_copies(scheduled))
         return ScheduledBatch(tuple(scheduled), copies, num_decode, num_prefill, num_drafts)
 
-    def _requeue_failed(self) -> None:
-        """What did not come back is computed: its request is admitted anew."""
+    def _look_over_running(self) -> int:
+        """Admit those anew whose blocks did not come back, which are computed then; the number of
+        requests that have a single token to compute."""
+        num_decode = 0
         for request in tuple(self._running):
-            assert request.lease is not None
-            if request.lease.has_failed:
+            lease = request.lease
+            assert lease is not None
+            if lease.has_failed:
                 self._requeue(request)
+            elif request.num_uncomputed_tokens == 1 and not lease.is_loading:
+                num_decode += 1
+        return num_decode
 
     def _advance_running(self, budget: int) -> tuple[list[ScheduledRequest], int]:
         """Oldest first; returns what was scheduled and the prefill tokens left."""
@@ -142,12 +144,11 @@ class Scheduler:
                 continue  # preempted by an older one a moment ago
             if not request.is_loaded:
                 continue
-            count = request.num_uncomputed_tokens
-            if count > 1:
-                count = min(count, budget)
+            num_left = request.num_uncomputed_tokens
+            count = 1 if num_left == 1 else min(num_left, budget)
             if count == 0 or not self._make_room(request, request.num_computed_tokens + count):
                 continue
-            if request.num_uncomputed_tokens > 1:
+            if num_left > 1:
                 budget -= count
             scheduled.append(ScheduledRequest(request, count))
         return scheduled, budget

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 if TYPE_CHECKING:
@@ -28,9 +29,8 @@ class SlotRun:
         return self.start + self.num_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceSpan:
-    """One sequence's share of a step.
+class SequenceSpan(msgspec.Struct, frozen=True, gc=False):
+    """One sequence's share of a step. A struct, since there is one for each request at each step.
 
     Its new tokens are rows ``query_start`` to ``query_stop`` of the flattened step; they follow
     ``context_len`` tokens whose KV the pool holds. ``block_ids`` cover context and new tokens.
