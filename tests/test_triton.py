@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_kernels_in_the_interpreter() -> None:
     """Triton decides at a kernel's definition, for the whole process, whether to interpret it."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]

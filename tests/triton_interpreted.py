@@ -44,7 +44,7 @@ def assert_equal_to_reference(case: AttentionCase, tolerance: float = 1e-5) -> N
 
 
 DECODE = AttentionCase((Share(70, 1), Share(7, 1), Share(0, 1), Share(64, 1)))
-PREFILL = AttentionCase((Share(50, 40), Share(0, 33), Share(5, 2)), heads=6)
+PREFILL = AttentionCase((Share(50, 40), Share(0, 33), Share(5, 2)), 3, 1)
 MIXED = AttentionCase((Share(30, 1), Share(0, 20), Share(41, 19), Share(9, 1)), 2, 1)
 # All four share two blocks, two of them two more; one ends before the others' common part does.
 SHARED = AttentionCase(
@@ -108,7 +108,7 @@ def cases(draw: st.DrawFn) -> AttentionCase:
 
 @given(cases())
 @settings(
-    max_examples=8,
+    max_examples=6,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
@@ -118,7 +118,7 @@ def test_any_step(case: AttentionCase) -> None:
     assert_equal_to_reference(case)
 
 
-@pytest.mark.parametrize("index", [1, 3, 4])
+@pytest.mark.parametrize("index", [1, 3])
 def test_one_wrong_block_is_seen(index: int) -> None:
     step = Step(SHARED)
     right, _ = step.run(make_triton(SHARED))
