@@ -17,6 +17,7 @@ NAMES = (
     "pressure",
     "gateway",
     "churn",
+    "peers",
 )
 
 

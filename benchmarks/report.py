@@ -40,7 +40,7 @@ def environment() -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: version_of_package(name) for name in _PACKAGES},
         "load_average": os.getloadavg()[0],
     }
 
@@ -90,7 +90,7 @@ def _git(*arguments: str) -> str:
     return run.stdout.strip()
 
 
-def _version(package: str) -> str | None:
+def version_of_package(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
