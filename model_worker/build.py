@@ -22,8 +22,12 @@ from cache_store.prefix_cache import PrefixCache
 from cache_store.tier_manager import LowerTiers
 from cache_store.tiers.device import DeviceTier
 from model_worker.attention.backend import AttentionBackend, register_attention
-from model_worker.attention.cpu import CpuFlashBackend
-from model_worker.attention.sdpa import SdpaBackend
+from model_worker.attention.choice import (
+    available_libraries,
+    build_attention,
+    choose_attention,
+    needs_of,
+)
 from model_worker.coalescer import Coalescer
 from model_worker.cores import usable_cores
 from model_worker.engine import Engine, EngineLimits
@@ -140,7 +144,7 @@ def build_worker(
         bill=bill,
         cache=_build_cache(config, bill.num_blocks, None if tiers is None else tiers.lower),
         tier=tier,
-        runner=ModelRunner(loaded.model, tier, _choose_backend(tier), Sampler()),
+        runner=ModelRunner(loaded.model, tier, _choose_backend(loaded, tier, progress), Sampler()),
         pacer=pacer,
         config=config,
         tiers=tiers,
@@ -174,8 +178,12 @@ def _choose_device(requested: str) -> torch.device:
     return torch.device(requested)
 
 
-def _choose_backend(tier: DeviceTier) -> AttentionBackend:
-    return CpuFlashBackend(tier) if tier.keys.device.type == "cpu" else SdpaBackend(tier)
+def _choose_backend(loaded: LoadedModel, tier: DeviceTier, progress: Progress) -> AttentionBackend:
+    num_heads = loaded.layout.num_heads
+    needs = needs_of(tier, num_heads, loaded.dtype)
+    choice = choose_attention(needs, available_libraries())
+    progress(f"Attention: {choice.name} ({choice.reason})")
+    return build_attention(choice.name, tier, num_heads, loaded.dtype)
 
 
 def _allocate(loaded: LoadedModel, bill: MemoryBill) -> DeviceTier:
