@@ -21,7 +21,11 @@ from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
 from cache_store.tier_manager import LowerTiers
 from cache_store.tiers.device import DeviceTier
-from model_worker.attention.backend import AttentionBackend, register_attention
+from model_worker.attention.backend import (
+    AttentionBackend,
+    CapturableBackend,
+    register_attention,
+)
 from model_worker.attention.choice import (
     available_libraries,
     build_attention,
@@ -30,7 +34,9 @@ from model_worker.attention.choice import (
 )
 from model_worker.coalescer import Coalescer
 from model_worker.cores import usable_cores
+from model_worker.cuda_graphs import graph_shapes, record_cuda_graphs
 from model_worker.engine import Engine, EngineLimits
+from model_worker.forward import EagerForward, Forward
 from model_worker.loader import (
     LoadedModel,
     ModelLoadError,
@@ -139,12 +145,13 @@ def build_worker(
         tiers = build_lower_tiers(
             config, tier, loaded.fingerprint, pacer.prefill_token_s, wake, progress
         )
+    forward = _make_forward(loaded, tier, config.max_num_seqs, max_batched, progress)
     return WorkerParts(
         loaded=loaded,
         bill=bill,
         cache=_build_cache(config, bill.num_blocks, None if tiers is None else tiers.lower),
         tier=tier,
-        runner=ModelRunner(loaded.model, tier, _choose_backend(loaded, tier, progress), Sampler()),
+        runner=ModelRunner(forward, tier, Sampler()),
         pacer=pacer,
         config=config,
         tiers=tiers,
@@ -184,6 +191,22 @@ def _choose_backend(loaded: LoadedModel, tier: DeviceTier, progress: Progress) -
     choice = choose_attention(needs, available_libraries())
     progress(f"Attention: {choice.name} ({choice.reason})")
     return build_attention(choice.name, tier, num_heads, loaded.dtype)
+
+
+def _make_forward(
+    loaded: LoadedModel, tier: DeviceTier, max_num_seqs: int, max_batched: int, progress: Progress
+) -> Forward:
+    backend = _choose_backend(loaded, tier, progress)
+    device = tier.keys.device
+    if device.type == "cuda" and isinstance(backend, CapturableBackend):
+        shapes = graph_shapes(max_num_seqs, max_batched)
+        try:
+            return record_cuda_graphs(
+                loaded.model, backend, shapes, loaded.max_model_len, device, progress
+            )
+        except RuntimeError as error:  # slower without, and not wrong
+            progress(f"No CUDA graphs: {str(error).splitlines()[0]}")
+    return EagerForward(loaded.model, backend, device)
 
 
 def _allocate(loaded: LoadedModel, bill: MemoryBill) -> DeviceTier:

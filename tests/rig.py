@@ -32,6 +32,7 @@ from model_worker.attention.sdpa import SdpaBackend
 from model_worker.batch import ScheduledRequest
 from model_worker.coalescer import Coalescer
 from model_worker.engine import Engine, EngineLimits
+from model_worker.forward import EagerForward, Forward
 from model_worker.lower_tiers import WorkerTiers, build_lower_tiers
 from model_worker.model_runner import ModelRunner
 from model_worker.pacer import PrefillPacer
@@ -176,7 +177,9 @@ class EngineRig:
         options: RigOptions,
         sampler: Sampler | None = None,
         speculator: Speculator | None = None,
+        make_forward: Callable[[PreTrainedModel, DeviceTier], Forward] | None = None,
     ) -> None:
+        """``make_forward`` takes the place of the eager pass over ``options.backend``."""
         register_attention()
         self.options = options
         self.spec = kv_spec(model, options.block_size, options.kv_dtype)
@@ -213,7 +216,12 @@ class EngineRig:
             vocab_size=model.config.vocab_size,
             max_num_waiting=1024,
         )
-        runner = ModelRunner(model, self.tier, backend, self.sampler)
+        if make_forward is None:
+            forward: Forward = EagerForward(model, backend, self.tier.keys.device)
+        else:
+            with self.paged():
+                forward = make_forward(model, self.tier)
+        runner = ModelRunner(forward, self.tier, self.sampler)
         self.engine = Engine(self.scheduler, runner, self.cache, pacer, limits, time.monotonic)
         self.outputs: dict[str, list[RequestOutput]] = {}
 
