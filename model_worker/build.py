@@ -125,6 +125,7 @@ def build_worker(
         max_model_len=config.max_model_len,
         block_size=config.block_size,
         kv_cache_dtype=config.kv_cache_dtype,
+        quantization=config.quantization,
         progress=progress,
     )
     bill = plan_pool(config, loaded.kv_spec, loaded.max_model_len, device)
@@ -198,6 +199,10 @@ def _make_forward(
 ) -> Forward:
     backend = _choose_backend(loaded, tier, progress)
     device = tier.keys.device
+    if device.type == "cpu" and loaded.dtype == torch.float32:
+        from model_worker.cpu_forward import cpu_forward
+
+        return cpu_forward(loaded.model, tier, backend)
     if device.type == "cuda" and isinstance(backend, CapturableBackend):
         shapes = graph_shapes(max_num_seqs, max_batched)
         try:

@@ -27,10 +27,12 @@ from cache_store.tier_manager import LowerTiers
 from cache_store.tiers.codec import make_codec
 from cache_store.tiers.device import DeviceTier
 from model_worker.attention.backend import ATTENTION_NAME, AttentionBackend, register_attention
-from model_worker.attention.cpu import CpuFlashBackend
+from model_worker.attention.cpu import CpuBackend
 from model_worker.attention.sdpa import SdpaBackend
 from model_worker.batch import ScheduledRequest
 from model_worker.coalescer import Coalescer
+from model_worker.compiled.decoder import CompiledDecoder
+from model_worker.compiled.weights import fits
 from model_worker.engine import Engine, EngineLimits
 from model_worker.forward import EagerForward, Forward
 from model_worker.lower_tiers import WorkerTiers, build_lower_tiers
@@ -166,6 +168,7 @@ class RigOptions:
     num_disk: int = 0
     host_dtype: str = "exact"
     kv_dtype: str = "float32"  # or int8
+    is_compiled: bool = True
 
 
 class EngineRig:
@@ -193,7 +196,7 @@ class EngineRig:
             self.num_restored = self.tiers.restore_into(self.cache)
         self.sampler = sampler if sampler is not None else TeacherSampler()
         backend: AttentionBackend = (
-            CpuFlashBackend(self.tier) if options.backend == "cpu" else SdpaBackend(self.tier)
+            CpuBackend(self.tier) if options.backend == "cpu" else SdpaBackend(self.tier)
         )
         self.scheduler = Scheduler(
             self.cache,
@@ -217,13 +220,19 @@ class EngineRig:
             max_num_waiting=1024,
         )
         if make_forward is None:
-            forward: Forward = EagerForward(model, backend, self.tier.keys.device)
+            forward = self._forward(model, backend)
         else:
             with self.paged():
                 forward = make_forward(model, self.tier)
         runner = ModelRunner(forward, self.tier, self.sampler)
         self.engine = Engine(self.scheduler, runner, self.cache, pacer, limits, time.monotonic)
         self.outputs: dict[str, list[RequestOutput]] = {}
+
+    def _forward(self, model: PreTrainedModel, backend: AttentionBackend) -> Forward:
+        """The compiled one where the model has it, as a worker does, unless the options say no."""
+        if self.options.is_compiled and self.options.backend == "cpu" and fits(model):
+            return CompiledDecoder(model, self.tier, backend)
+        return EagerForward(model, backend, self.tier.keys.device)
 
     def submit(
         self, name: str, prompt: Sequence[int], params: SamplingParams, cache_salt: str = ""

@@ -8,13 +8,8 @@ import torch
 from cache_store.block import KVCacheSpec
 from cache_store.tiers.device import DeviceTier
 from model_worker.attention.backend import AttentionBackend, paged_attention_forward
-from model_worker.attention.cpu import MIN_IN_PLACE_TOKENS, CpuFlashBackend
-from model_worker.attention.metadata import (
-    AttentionMetadata,
-    SequenceSpan,
-    SlotRun,
-    slot_runs,
-)
+from model_worker.attention.cpu import CpuBackend
+from model_worker.attention.metadata import AttentionMetadata, SequenceSpan
 from model_worker.attention.sdpa import SdpaBackend
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 6, 2, 16, 4
@@ -38,7 +33,7 @@ def make_tier(num_blocks: int = 400) -> DeviceTier:
 
 
 def make_backend(name: str, tier: DeviceTier) -> AttentionBackend:
-    return CpuFlashBackend(tier) if name == "cpu" else SdpaBackend(tier)
+    return CpuBackend(tier) if name == "cpu" else SdpaBackend(tier)
 
 
 def attend_naively(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -130,42 +125,16 @@ def test_mixed_batch_of_prefill_and_decode(name: str) -> None:
         assert_right(output, sequence, *share)
 
 
-def test_long_runs_in_place_and_short_ones_gathered() -> None:
-    generator = torch.Generator().manual_seed(3)
-    tier = make_tier(num_blocks=2 * MIN_IN_PLACE_TOKENS)
-    backend = CpuFlashBackend(tier)
-    long_run = list(range(100, 100 + MIN_IN_PLACE_TOKENS // BLOCK + 3))
-    block_ids = [*long_run, 3, 9, 6, 5]
-    num_tokens = (len(block_ids) - 1) * BLOCK + 2  # the last block is partly filled
-    sequence = Sequence(num_tokens, block_ids, generator)
-    run_step(backend, [sequence], [(0, num_tokens - 1)])
-    span = SequenceSpan(0, 1, num_tokens - 1, block_ids)
-    (plan,) = backend.prepare((span,))
-    assert plan.runs == (SlotRun(400, len(long_run) * BLOCK),)
-    assert plan.gather is not None
-    assert plan.gather.block_ids.tolist() == [3, 9, 6, 5]
-    assert plan.gather.num_tokens == 3 * BLOCK + 2
-    (output,) = run_step(backend, [sequence], [(num_tokens - 1, num_tokens)])
-    assert_right(output, sequence, num_tokens - 1, num_tokens)
-
-
 def test_a_wrong_row_changes_the_result() -> None:
     generator = torch.Generator().manual_seed(4)
     tier = make_tier()
-    backend = CpuFlashBackend(tier)
+    backend = CpuBackend(tier)
     sequence = Sequence(12, [1, 2, 3], generator)
     run_step(backend, [sequence], [(0, 11)])
     tier.keys[1, 2, 1] += 1.0
     (output,) = run_step(backend, [sequence], [(11, 12)])
     wanted = attend_naively(sequence.query[:, 11:], sequence.key, sequence.value)
     assert not torch.allclose(output, wanted, atol=1e-3)
-
-
-def test_slot_runs_join_consecutive_blocks() -> None:
-    assert slot_runs([4, 5, 6], 12, 4) == [SlotRun(16, 12)]
-    assert slot_runs([4, 5, 9, 2, 3], 18, 4) == [SlotRun(16, 8), SlotRun(36, 4), SlotRun(8, 6)]
-    assert slot_runs([4, 5, 9], 5, 4) == [SlotRun(16, 5)]
-    assert slot_runs([4], 0, 4) == []
 
 
 def test_what_no_backend_computes_is_refused() -> None:

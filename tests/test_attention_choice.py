@@ -15,7 +15,7 @@ from model_worker.attention.choice import (
     has_paged_varlen,
     needs_of,
 )
-from model_worker.attention.cpu import CpuFlashBackend
+from model_worker.attention.cpu import CpuBackend
 from model_worker.attention.sdpa import SdpaBackend
 from tests.device_kit import make_spec, make_tier
 
@@ -24,8 +24,11 @@ ALL = frozenset({"triton", "flashinfer", "varlen"})
 
 
 def test_the_cpu_has_a_backend_of_its_own() -> None:
-    choice = choose_attention(replace(LLAMA, device_type="cpu", capability=(0, 0)), ALL)
+    on_cpu = replace(LLAMA, device_type="cpu", capability=(0, 0))
+    choice = choose_attention(replace(on_cpu, dtype="float32"), ALL)
     assert (choice.name, choice.reason) == ("cpu", "the device is a CPU")
+    choice = choose_attention(replace(on_cpu, dtype="bfloat16"), ALL)
+    assert (choice.name, choice.reason) == ("sdpa", "no bfloat16 in the kernels for CPUs")
 
 
 def test_triton_comes_first() -> None:
@@ -119,7 +122,7 @@ def test_the_needs_of_a_pool() -> None:
 
 def test_backends_are_built_by_name() -> None:
     tier = make_tier(make_spec())
-    assert isinstance(build_attention("cpu", tier, 2, torch.float32), CpuFlashBackend)
+    assert isinstance(build_attention("cpu", tier, 2, torch.float32), CpuBackend)
     assert isinstance(build_attention("sdpa", tier, 2, torch.float32), SdpaBackend)
     with pytest.raises(ValueError, match="no multiple of 256"):
         build_attention("varlen", tier, 2, torch.float32)

@@ -15,7 +15,7 @@ from model_worker.attention.backend import (
     CapturableBackend,
     register_attention,
 )
-from model_worker.attention.cpu import CpuFlashBackend
+from model_worker.attention.cpu import CpuBackend
 from model_worker.attention.metadata import SequenceSpan
 from model_worker.attention.sdpa import SdpaBackend
 from model_worker.cuda_graphs import GraphForward, GraphShape, graph_shapes
@@ -168,7 +168,7 @@ def test_what_can_be_captured_says_so() -> None:
     tier = DeviceTier(make_spec(), 2, torch.device("cpu"))
     assert isinstance(CapturableSdpa(tier), CapturableBackend)
     assert not isinstance(SdpaBackend(tier), CapturableBackend)
-    assert not isinstance(CpuFlashBackend(tier), CapturableBackend)
+    assert not isinstance(CpuBackend(tier), CapturableBackend)
 
 
 @cache

@@ -20,13 +20,14 @@ INPUTS = FingerprintInputs(
     weight_digests=("aa", "bb"),
     config={"hidden_size": 64, "rope_parameters": {"rope_theta": 10000.0}},
     compute_dtype="bfloat16",
+    quantization="none",
     rope="fixed",
     kv_dtype="bfloat16",
     block_size=16,
     hash_version="1",
 )
 # Changes only together with what goes in: every stored block would be lost.
-KNOWN = "461accad2953de277ac694660e2ff593"
+KNOWN = "c9722efabd48a11c4f53e1cd6b3fd28f"
 
 
 def fingerprint(folder: Path, **options: Any) -> str:
@@ -42,6 +43,7 @@ def fingerprint(folder: Path, **options: Any) -> str:
         ("weight_digests", ("aabb",)),
         ("config", {"hidden_size": 64, "rope_parameters": {"rope_theta": 10000.5}}),
         ("compute_dtype", "float16"),
+        ("quantization", "int8"),
         ("rope", "long"),
         ("kv_dtype", "int8"),
         ("block_size", 32),

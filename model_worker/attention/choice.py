@@ -15,7 +15,6 @@ import torch
 
 from cache_store.tiers.device import DeviceTier
 from model_worker.attention.backend import AttentionBackend
-from model_worker.attention.cpu import CpuFlashBackend
 from model_worker.attention.sdpa import SdpaBackend
 
 HALF = ("float16", "bfloat16")
@@ -46,7 +45,9 @@ def choose_attention(needs: AttentionNeeds, available: frozenset[str]) -> Attent
     """The first backend that can serve ``needs``. ``available``: of "triton", "flashinfer" and
     "varlen", those that are installed."""
     if needs.device_type == "cpu":
-        return AttentionChoice("cpu", "the device is a CPU")
+        if needs.dtype == "float32":
+            return AttentionChoice("cpu", "the device is a CPU")
+        return AttentionChoice("sdpa", f"no {needs.dtype} in the kernels for CPUs")
     refusals: list[str] = []
     for name, refuse in (
         ("triton", _refuse_triton),
@@ -144,7 +145,9 @@ def build_attention(
     Raises ImportError where one cannot be, ValueError beyond a backend's limits.
     """
     if name == "cpu":
-        return CpuFlashBackend(tier)
+        from model_worker.attention.cpu import CpuBackend
+
+        return CpuBackend(tier)
     if name == "triton":
         from model_worker.attention.triton import TritonBackend
 

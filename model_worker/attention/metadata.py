@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from model_worker.attention.backend import AttentionBackend
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRun:
-    """Consecutive slots of the pool (slot = block_id * block_size + row)."""
-
-    start: int
-    num_tokens: int
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.num_tokens
-
-
 class SequenceSpan(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step. A struct, since there is one for each request at each step.
 
@@ -62,16 +50,3 @@ class AttentionMetadata:
     slot_mapping: torch.Tensor
     spans: tuple[SequenceSpan, ...]
     plan: object
-
-
-def slot_runs(block_ids: Sequence[int], num_tokens: int, block_size: int) -> list[SlotRun]:
-    """The slots of a sequence's first ``num_tokens`` tokens, in order, joined where consecutive."""
-    runs: list[SlotRun] = []
-    num_blocks = -(-num_tokens // block_size)
-    first = 0
-    for index in range(1, num_blocks + 1):
-        if index == num_blocks or block_ids[index] != block_ids[index - 1] + 1:
-            tokens = min(index * block_size, num_tokens) - first * block_size
-            runs.append(SlotRun(block_ids[first] * block_size, tokens))
-            first = index
-    return runs

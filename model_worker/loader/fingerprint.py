@@ -51,6 +51,7 @@ class FingerprintInputs:
     weight_digests: tuple[str, ...]
     config: dict[str, Any]
     compute_dtype: str
+    quantization: str
     rope: str
     kv_dtype: str
     block_size: int
@@ -69,6 +70,7 @@ def compute_fingerprint(inputs: FingerprintInputs) -> str:
         list(inputs.weight_digests),
         inputs.config,
         inputs.compute_dtype,
+        inputs.quantization,
         inputs.rope,
         inputs.kv_dtype,
         inputs.block_size,

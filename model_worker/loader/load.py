@@ -18,6 +18,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from cache_store.block import KVCacheSpec
 from cache_store.block_hash import HASH_VERSION
+from model_worker.int8_linear import quantize_linears
 from model_worker.loader.attention_layout import AttentionLayout, causal_model_class
 from model_worker.loader.errors import ModelLoadError, first_line
 from model_worker.loader.fingerprint import (
@@ -37,6 +38,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 )
 KV_CACHE_DTYPES = ("auto", "int8")
+QUANTIZATIONS = ("none", "int8")
 _HALF = frozenset({torch.bfloat16, torch.float16})
 
 
@@ -96,12 +98,14 @@ def load_model(
     max_model_len: int | None = None,
     block_size: int = 32,
     kv_cache_dtype: str = "auto",
+    quantization: str = "none",
     progress: Progress = no_progress,
     attn_implementation: str = ATTENTION_IMPLEMENTATION,
 ) -> LoadedModel:
     """Load ``source`` for contexts of ``max_model_len`` tokens (None: the model's limit).
 
-    ``dtype`` is "auto" or a key of DTYPES, ``kv_cache_dtype`` "auto" (as ``dtype``) or "int8".
+    ``dtype`` is "auto" or a key of DTYPES, ``kv_cache_dtype`` "auto" (as ``dtype``) or "int8",
+    ``quantization`` "none" or "int8": what linear layers keep their weights in.
     The weights are held once. Raises ModelLoadError for a model that cannot be served, and for
     weights that are missing or do not fit it.
     """
@@ -115,13 +119,14 @@ def load_model(
     model = _read_model(source, config, place, compute_dtype, attn_implementation)
     pin_rope(model, length)
     kv_spec = _kv_spec(layout, block_size, compute_dtype, kv_cache_dtype)
+    _quantize(model, quantization)
     files = read_tokenizer_files(source.folder)
     return LoadedModel(
         model=model,
         config=model.config,
         layout=layout,
         kv_spec=kv_spec,
-        fingerprint=_fingerprint(source, config, compute_dtype, length, kv_spec),
+        fingerprint=_fingerprint(source, config, compute_dtype, length, kv_spec, quantization),
         tokenizer_files=files,
         eos_token_ids=find_eos_token_ids(config, files),
         vocab_size=_vocab_size(model),
@@ -147,6 +152,15 @@ def _kv_spec(
         dtype=_name(stored),
         bytes_per_element=stored.itemsize,
     )
+
+
+def _quantize(model: PreTrainedModel, quantization: str) -> None:
+    if quantization not in QUANTIZATIONS:
+        raise ModelLoadError(
+            f"--quantization {quantization} is not one of {', '.join(QUANTIZATIONS)}"
+        )
+    if quantization == "int8" and quantize_linears(model) == 0:
+        raise ModelLoadError("--quantization int8: this model has no linear layers of torch's kind")
 
 
 def _read_model(
@@ -207,12 +221,14 @@ def _fingerprint(
     dtype: torch.dtype,
     max_model_len: int,
     kv_spec: KVCacheSpec,
+    quantization: str,
 ) -> str:
     return compute_fingerprint(
         FingerprintInputs(
             weight_digests=tuple(source.digest_cache().digests(source.digest_files)),
             config=canonical_config(config),
             compute_dtype=_name(dtype),
+            quantization=quantization,
             rope=longrope_choice(config, max_model_len),
             kv_dtype=kv_spec.coding,
             block_size=kv_spec.block_size,

@@ -1,0 +1,146 @@
+"""What lies between the matrix products of a decoder layer: norms, rotary embedding, gates.
+
+Each in one pass over its rows, which torch's operations take three to eight for. Knows arrays only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+from numpy.typing import NDArray
+
+from model_worker.compiled.jit import kernel
+
+Floats = NDArray[np.float32]
+
+_LOG2E = np.float32(1.4426950408889634)
+_LN2_HIGH = np.float32(0.693145751953125)
+_LN2_LOW = np.float32(1.42860682030941723212e-6)
+
+
+@kernel()
+def exponentials(x: Floats, powers: NDArray[np.int32], count: int) -> None:
+    """The first ``count`` of ``x`` become exp(x), in place; below -87 as if they were -87, above 87
+    as if they were 87. ``powers`` is scratch of that size.
+
+    exp(x) = 2^i exp(r), |r| <= ln(2) / 2, by a polynomial of degree 6 (Cephes' expf): relative
+    error below 3e-7. Written out since a call to the C library's is not vectorized.
+    """
+    bits = powers.view(np.float32)
+    for t in range(count):
+        limited = min(max(x[t], np.float32(-87.0)), np.float32(87.0))
+        whole = np.floor(limited * _LOG2E + np.float32(0.5))
+        rest = limited - whole * _LN2_HIGH - whole * _LN2_LOW
+        p = np.float32(1.9875691500e-4)
+        p = p * rest + np.float32(1.3981999507e-3)
+        p = p * rest + np.float32(8.3334519073e-3)
+        p = p * rest + np.float32(4.1665795894e-2)
+        p = p * rest + np.float32(1.6666665459e-1)
+        p = p * rest + np.float32(5.0000001201e-1)
+        x[t] = p * rest * rest + rest + np.float32(1.0)
+        powers[t] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+    for t in range(count):
+        x[t] *= bits[t]
+
+
+@kernel()
+def rms_norm_row(x: Floats, weight: Floats, epsilon: np.float32, out: Floats) -> None:
+    """``x`` (n,) over its root mean square, times ``weight`` (n,) (Zhang and Sennrich, 2019)."""
+    total = np.float32(0)
+    for i in range(x.shape[0]):
+        total += x[i] * x[i]
+    factor = np.float32(1) / np.sqrt(total / np.float32(x.shape[0]) + epsilon)
+    for i in range(x.shape[0]):
+        out[i] = weight[i] * (x[i] * factor)
+
+
+@kernel(is_parallel=True)
+def rms_norm(x: Floats, weight: Floats, epsilon: np.float32, out: Floats) -> None:
+    """Every row of ``x`` (rows, n) into ``out``."""
+    for row in prange(x.shape[0]):
+        rms_norm_row(x[row], weight, epsilon, out[row])
+
+
+@kernel()
+def rotate_row(
+    projected: Floats,
+    cosines: Floats,
+    sines: Floats,
+    heads: int,
+    kv_heads: int,
+    query_norm: Floats,
+    key_norm: Floats,
+    epsilon: np.float32,
+) -> None:
+    """Norm (where the norms have a size) and rotate the query's and the key's heads of one row.
+
+    ``projected`` (heads + 2 kv_heads, head_dim): query, key, value. Pairs of a rotation are (i, i +
+    head_dim / 2); ``cosines`` and ``sines`` (head_dim,). RoPE: Su et al., "RoFormer", 2021.
+    """
+    half = projected.shape[1] // 2
+    for head in range(heads + kv_heads):
+        x = projected[head]
+        if query_norm.size:
+            rms_norm_row(x, query_norm if head < heads else key_norm, epsilon, x)
+        for i in range(half):
+            low = x[i]
+            high = x[half + i]
+            x[i] = low * cosines[i] - high * sines[i]
+            x[half + i] = high * cosines[half + i] + low * sines[half + i]
+
+
+@kernel(is_parallel=True)
+def rotate(
+    projected: Floats,
+    cosines: Floats,
+    sines: Floats,
+    heads: int,
+    kv_heads: int,
+    query_norm: Floats,
+    key_norm: Floats,
+    epsilon: np.float32,
+) -> None:
+    """``rotate_row`` for each of ``projected`` (rows, heads + 2 kv_heads, head_dim)."""
+    for row in prange(projected.shape[0]):
+        rotate_row(
+            projected[row],
+            cosines[row],
+            sines[row],
+            heads,
+            kv_heads,
+            query_norm,
+            key_norm,
+            epsilon,
+        )
+
+
+@kernel()
+def gate_row(gate: Floats, up: Floats, out: Floats, powers: NDArray[np.int32]) -> None:
+    """``out`` (n,) = silu(gate) * up. ``powers`` (n,) is scratch."""
+    count = out.shape[0]
+    negated = np.empty(count, np.float32)
+    for i in range(count):
+        negated[i] = -gate[i]
+    exponentials(negated, powers, count)
+    for i in range(count):
+        out[i] = gate[i] * up[i] / (np.float32(1) + negated[i])
+
+
+@kernel(is_parallel=True)
+def gate(gate_up: Floats, out: Floats) -> None:
+    """``out`` (rows, n) = silu(gate) * up; ``gate_up`` (rows, 2 n): the gate, then up.
+
+    SwiGLU: Shazeer, "GLU Variants Improve Transformer", 2020.
+    """
+    width = out.shape[1]
+    for row in prange(out.shape[0]):
+        powers = np.empty(width, np.int32)
+        gate_row(gate_up[row, :width], gate_up[row, width:], out[row], powers)
+
+
+@kernel(is_parallel=True)
+def decode_weights(weight: NDArray[np.int8], scale: Floats, out: Floats) -> None:
+    """``out`` (outputs, inputs) = weight * scale (outputs,)."""
+    for n in prange(out.shape[0]):
+        for k in range(out.shape[1]):
+            out[n, k] = np.float32(weight[n, k]) * scale[n]

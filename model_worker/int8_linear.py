@@ -1,0 +1,57 @@
+"""Linear layers whose weights are int8 with a scale per output; activations stay as they are.
+
+Owns the coding of weights and its use in whole models. Since activations are not rounded, a row's
+result does not depend on the rows beside it. Knows nothing of which model it is in.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+_INT8_MAX = 127.0
+# Outputs whose weights are decoded at once for many rows: the copy stays in the cache.
+_OUTPUTS_AT_ONCE = 4096
+
+
+class Int8Linear(torch.nn.Module):
+    """y = x (weight * scale)^T + bias; ``weight`` int8 (outputs, inputs), ``scale`` (outputs,)."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach().float()
+        scale = weight.abs().amax(dim=1) / _INT8_MAX
+        steps = torch.where(scale == 0.0, 1.0, scale).unsqueeze(1)
+        self.register_buffer("weight", (weight / steps).round_().to(torch.int8))
+        self.register_buffer("scale", scale)
+        self.bias = linear.bias
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [
+            F.linear(x, weight.to(x.dtype)) * scale.to(x.dtype)
+            for weight, scale in zip(
+                torch.split(self.weight, _OUTPUTS_AT_ONCE),
+                torch.split(self.scale, _OUTPUTS_AT_ONCE),
+                strict=True,
+            )
+        ]
+        output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return output if self.bias is None else output + self.bias
+
+
+def quantize_linears(model: torch.nn.Module) -> int:
+    """Replace every linear layer of ``model``, the output embedding too; returns how many.
+
+    An input embedding that is tied to the output keeps its own numbers: rows are looked up in it.
+    """
+    count = 0
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is torch.nn.Linear:
+                setattr(module, name, Int8Linear(child))
+                count += 1
+    return count
