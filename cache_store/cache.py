@@ -154,6 +154,14 @@ class Cache(Protocol):
         """
         ...
 
+    def continuation(self, lease: Lease, token_ids: TokenIds, max_num_tokens: int) -> TokenIds:
+        """What is stored behind ``token_ids``, the lease's own tokens: at most ``max_num_tokens``.
+
+        Of the lease's namespace, in whatever tier, and of several paths the most recently used
+        one. Changes nothing. Cheap: the lock that a lease holds is where the search begins.
+        """
+        ...
+
     def reset(self) -> int:
         """Drop every block that is not locked, in all tiers; the number dropped."""
         ...

@@ -65,6 +65,10 @@ class NullCache:
         self._leases.remove(lease)
         self._pool.free(lease.block_ids)
 
+    def continuation(self, lease: Lease, token_ids: TokenIds, max_num_tokens: int) -> TokenIds:
+        self._check_lease(lease)
+        return token_ids[:0]
+
     @property
     def has_transfers(self) -> bool:
         return False

@@ -14,13 +14,14 @@ from cache_store.block import num_blocks_for
 from cache_store.block_hash import Namespace
 from cache_store.block_pool import BlockPool
 from cache_store.cache import Lease, PrefixReport, RowCopy
+from cache_store.continuation import find_continuation
 from cache_store.events import EVENT_CHUNK_TOKENS, CacheEvent, Tier
 from cache_store.eviction import EvictionPolicy
 from cache_store.integrity import check_ownership, check_tree
 from cache_store.load_planner import LoadPlan
 from cache_store.prefix_actions import PrefixActions
 from cache_store.prefix_match import PrefixMatch
-from cache_store.radix_node import RadixNode, is_arriving, path_of
+from cache_store.radix_node import RadixNode, arriving_ids, is_arriving, path_of
 from cache_store.radix_tree import RadixTree, no_time
 from cache_store.restore import StoredBlock, restore_blocks
 from cache_store.stats import CacheStats, TierStats
@@ -150,7 +151,7 @@ class PrefixCache:
             lease.block_ids += self._pool.allocate(num_private, after)
         if holding.source is not None and lease.pending_copy is None:
             target = lease.block_ids[holding.num_shared]
-            lease.pending_copy = RowCopy(_arriving_ids(holding.source)[0], target, holding.num_rows)
+            lease.pending_copy = RowCopy(arriving_ids(holding.source)[0], target, holding.num_rows)
         return True
 
     @property
@@ -209,6 +210,11 @@ class PrefixCache:
         self._tiers.sweep()
         self._tiers.collect()
         del self._holdings[lease]
+
+    def continuation(self, lease: Lease, token_ids: TokenIds, max_num_tokens: int) -> TokenIds:
+        holding = self._holding(lease)
+        tail = token_ids[holding.num_shared * self._block_size :]
+        return find_continuation(holding.node, tail, max_num_tokens, self._block_size)
 
     def restore(self, found: Sequence[StoredBlock]) -> list[int | None]:
         """Take up blocks that were found on disk, parents before children; the disk id of each,
@@ -333,7 +339,7 @@ class PrefixCache:
             if job is not None and node.block_ids is None and job not in lease.loading:
                 lease.loading.append(job)
         for node in unloaded:
-            lease.block_ids += _arriving_ids(node)
+            lease.block_ids += arriving_ids(node)
 
     def _can_have(self, lease: Lease, holding: _Holding, num_blocks: int) -> bool:
         """Whether ``num_blocks`` blocks are free or can be evicted; False changes nothing."""
@@ -385,11 +391,3 @@ def _to_load(unloaded: Sequence[RadixNode], source: RadixNode | None) -> list[Ra
     """What has to be promoted for a lease and is not being promoted yet, parents first."""
     nodes = [*unloaded, *(() if source is None else (source,))]
     return [node for node in nodes if node.block_ids is None and not is_arriving(node)]
-
-
-def _arriving_ids(node: RadixNode) -> Sequence[int]:
-    """The blocks of the device that ``node`` has, or will have once its transfer is done."""
-    if node.block_ids is not None:
-        return node.block_ids
-    assert node.transfer is not None
-    return node.transfer.targets[node]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -142,6 +143,14 @@ def is_arriving(node: RadixNode) -> bool:
     return job is not None and job.order.target is Tier.DEVICE and not job.has_failed
 
 
+def arriving_ids(node: RadixNode) -> Sequence[int]:
+    """The blocks of the device that ``node`` has, or will have once its transfer is done."""
+    if node.block_ids is not None:
+        return node.block_ids
+    assert node.transfer is not None
+    return node.transfer.targets[node]
+
+
 def is_lost(node: RadixNode) -> bool:
     """Whether its bytes could not be brought to the device: a miss that somebody still holds."""
     job = node.transfer
@@ -207,6 +216,16 @@ class ChildList:
         elif number + 1 < len(buckets):
             at = buckets[number + 1][0]
         return before, at
+
+    def starting_with(self, key: TokenBytes) -> Iterator[RadixNode]:
+        """The children whose tokens begin with ``key``, in order; all of them for an empty one."""
+        number, _, index = self._locate(key)
+        for bucket in islice(self._buckets, number, None):
+            for child in islice(bucket, index, None):
+                if not child.tokens.startswith(key):
+                    return
+                yield child
+            index = 0
 
     def insert(self, child: RadixNode) -> None:
         number, bucket, index = self._locate(child.tokens)

@@ -52,6 +52,7 @@ from model_worker.pool_budget import plan_pool
 from model_worker.protocol import AddRequest, ModelCard, SamplingParams, WorkerConfig
 from model_worker.sampler import Sampler
 from model_worker.scheduler import Scheduler
+from model_worker.speculation import AdaptiveSpeculator
 
 MAX_BATCHED_TOKENS_CPU = 512  # some two seconds a step for a small model: arrivals wait that long
 MAX_BATCHED_TOKENS_CUDA = 8192
@@ -96,6 +97,11 @@ class WorkerParts:
             max_num_seqs=self.config.max_num_seqs,
             eos_token_ids=self.loaded.eos_token_ids,
             coalescer=Coalescer(block_size) if is_sharing else None,
+            speculator=(
+                AdaptiveSpeculator(cache, self.pacer.costs)
+                if self.config.speculation == "auto"
+                else None
+            ),
         )
         limits = EngineLimits(
             fingerprint=self.loaded.fingerprint,

@@ -117,7 +117,10 @@ class Engine:
         updates = self._scheduler.update(batch, result)
         finished_s = self._clock()
         self._pacer.record(
-            batch.num_decode_tokens, batch.num_prefill_tokens, finished_s - started_s
+            batch.num_decode_tokens,
+            batch.num_prefill_tokens,
+            finished_s - started_s,
+            batch.num_draft_tokens,
         )
         self._num_steps += 1
         self._step_s = finished_s - started_s
@@ -238,6 +241,8 @@ class Engine:
             step_s=self._step_s,
             num_transfers=blocks.num_transfers,
             tiers=tuple(_tier_report(tier) for tier in blocks.tiers),
+            num_draft_tokens_total=counters.draft_tokens,
+            num_accepted_tokens_total=counters.accepted_tokens,
         )
 
     def check_integrity(self) -> None:

@@ -295,6 +295,8 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.0  # duration of the last step
     num_transfers: int = 0  # between tiers, under way
     tiers: tuple[TierReport, ...] = ()  # those below the device that exist
+    num_draft_tokens_total: int = 0  # guesses of tokens to come that were verified
+    num_accepted_tokens_total: int = 0  # of these, those that became part of an answer
 
 
 class StepFrame(msgspec.Struct, frozen=True, tag=True, kw_only=True):

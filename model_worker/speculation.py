@@ -1,16 +1,32 @@
 """Guesses of the tokens to come, for a step to verify on the way.
 
-Owns the seam between the scheduler and whoever guesses. Drafts cannot change an answer, only what
-it costs: see :class:`model_worker.sampler.Sampler` for how they are verified.
+Owns the seam between the scheduler and whoever guesses, and the one who does so in earnest: as long
+as it pays, by what was measured. Drafts cannot change an answer, only what it costs: see
+:class:`model_worker.sampler.Sampler` for how they are verified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from cache_store.cache import Cache
 from model_worker.batch import ScheduledRequest
+from model_worker.draft_account import (
+    MAX_DRAFT_TOKENS,
+    Acceptance,
+    DraftAccount,
+    DraftLength,
+    best_length,
+)
+from model_worker.drafts import Draft, DraftFinder, DraftSource
 from model_worker.request import Request
+from model_worker.step_costs import StepCosts
+
+# How often drafts are right before any was tried.
+PRIOR_RATES = {DraftSource.TREE: 0.8, DraftSource.LONG_RUN: 0.6, DraftSource.SHORT_RUN: 0.3}
 
 
 class Speculator(Protocol):
@@ -37,3 +53,126 @@ class Speculator(Protocol):
 def max_num_drafts(request: Request) -> int:
     """As many as can still become part of the answer: a step samples one more than its drafts."""
     return request.max_num_tokens - request.num_tokens - 1
+
+
+@dataclass(slots=True)
+class _Guesses:
+    """What one request has, and what became of it so far."""
+
+    finder: DraftFinder
+    account: DraftAccount = field(default_factory=DraftAccount)
+    acceptance: dict[DraftSource, Acceptance] = field(
+        default_factory=lambda: {source: Acceptance(2.0, 0.85) for source in DraftSource}
+    )
+    source: DraftSource = DraftSource.TREE  # of the last draft
+    draft_cost: float = 0.0  # of each of its tokens
+
+
+@dataclass(slots=True)
+class _StepPlan:
+    """The drafts of the step that is being made."""
+
+    num_requests: int  # that sample in it
+    token_s: float  # what each of their tokens takes without drafts
+    num_left: int  # tokens that the step may still carry
+    num_drafts: int = 0
+
+
+class AdaptiveSpeculator:
+    """Drafts from the tree and from the request's own text, each as long as its measured acceptance
+    makes it worth its measured cost, and none where a request has lost too much on them."""
+
+    def __init__(
+        self, cache: Cache, costs: StepCosts, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._cache = cache
+        self._costs = costs
+        self._clock = clock
+        self._guesses: dict[Request, _Guesses] = {}
+        self._usual = {source: Acceptance(10.0, 0.995) for source in DraftSource}
+
+    @property
+    def num_requests(self) -> int:
+        """Of which something is remembered."""
+        return len(self._guesses)
+
+    def propose(
+        self, scheduled: Sequence[ScheduledRequest], budget: int
+    ) -> Mapping[int, tuple[int, ...]]:
+        started_s = self._clock()
+        ending = [index for index, item in enumerate(scheduled) if item.reaches_end]
+        step_s = self._costs.decode_step_s(len(ending))
+        if not ending or budget <= 0 or not step_s:
+            return {}
+        plan = _StepPlan(len(ending), step_s / len(ending), budget)
+        searched: list[_Guesses] = []
+        found: dict[int, list[Draft]] = {}
+        for index in ending:
+            request = scheduled[index].request
+            limit = min(max_num_drafts(request), budget, MAX_DRAFT_TOKENS)
+            guesses = self._guesses_of(request)
+            if limit <= 0 or guesses.account.credit(request.num_output_tokens) <= 0.0:
+                continue
+            searched.append(guesses)
+            if drafts := list(guesses.finder.find(request, limit)):
+                found[index] = drafts
+        chosen = {}
+        for num_done, (index, drafts) in enumerate(found.items()):
+            # An even share of what is left: the oldest must not take it all.
+            share = max(1, plan.num_left // (len(found) - num_done))
+            draft = self._choose(scheduled[index].request, drafts, min(share, plan.num_left), plan)
+            if draft:
+                chosen[index] = draft
+        self._charge(searched, (self._clock() - started_s) / plan.token_s)
+        return chosen
+
+    def verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        guesses = self._guesses[request]
+        guesses.account.spend(num_drafts * guesses.draft_cost)
+        guesses.account.earn(num_accepted)
+        guesses.acceptance[guesses.source].add(num_drafts, num_accepted)
+        self._usual[guesses.source].add(num_drafts, num_accepted)
+
+    def forget(self, request: Request) -> None:
+        self._guesses.pop(request, None)
+
+    def _guesses_of(self, request: Request) -> _Guesses:
+        guesses = self._guesses.get(request)
+        if guesses is None:
+            guesses = self._guesses[request] = _Guesses(DraftFinder(self._cache))
+        return guesses
+
+    def _choose(
+        self, request: Request, drafts: Sequence[Draft], limit: int, plan: _StepPlan
+    ) -> tuple[int, ...]:
+        """Of ``drafts`` the one that promises most, cut to the length at which it does."""
+        if limit <= 0:
+            return ()
+        guesses = self._guesses[request]
+        credit = guesses.account.credit(request.num_output_tokens)
+        best, best_draft = DraftLength(0, 0.0), drafts[0]
+        for draft in drafts:
+            usual = self._usual[draft.source].rate(PRIOR_RATES[draft.source])
+            rate = guesses.acceptance[draft.source].rate(usual)
+            most = min(limit, len(draft.token_ids))
+            length = best_length(rate, most, credit, lambda count: self._cost(count, plan))
+            if length.gain > best.gain or best.length == 0:
+                best, best_draft = length, draft
+        if best.length == 0:
+            return ()
+        guesses.source = best_draft.source
+        guesses.draft_cost = self._cost(best.length, plan) / best.length
+        plan.num_drafts += best.length
+        plan.num_left -= best.length
+        return best_draft.token_ids[: best.length]
+
+    def _cost(self, num_drafts: int, plan: _StepPlan) -> float:
+        """Of so many more drafts in this step, in tokens without drafts."""
+        before_s = self._costs.drafts_s(plan.num_requests, plan.num_drafts)
+        after_s = self._costs.drafts_s(plan.num_requests, plan.num_drafts + num_drafts)
+        return max(after_s - before_s, 0.0) / plan.token_s
+
+    def _charge(self, searched: Sequence[_Guesses], cost: float) -> None:
+        """The search holds up the step too, whether or not it finds anything."""
+        for guesses in searched:
+            guesses.account.spend(cost / len(searched))

@@ -30,6 +30,16 @@ _COUNTERS = (  # field of WorkerStats, name, what it counts
     ),
     ("evicted_blocks_total", "evicted_blocks", "KV blocks evicted."),
     ("steps_total", "engine_steps", "Steps the engine has made."),
+    (
+        "num_draft_tokens_total",
+        "spec_decode_num_draft_tokens",
+        "Guesses of tokens to come that a worker has verified.",
+    ),
+    (
+        "num_accepted_tokens_total",
+        "spec_decode_num_accepted_tokens",
+        "Guesses that were right and became part of an answer.",
+    ),
 )
 _TIER_COUNTERS = (  # field of TierReport, name, what it counts
     ("promoted_total", "tier_promoted_blocks", "Blocks that came back to the device from a tier."),

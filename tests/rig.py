@@ -43,6 +43,7 @@ from model_worker.request import Request
 from model_worker.sampler import Sampler
 from model_worker.scheduler import Scheduler
 from model_worker.speculation import Speculator
+from model_worker.step_costs import StepCosts
 
 MAX_LOGIT_DIFFERENCE = 2e-4
 TIE_GAP = 4e-4
@@ -179,7 +180,7 @@ class EngineRig:
         model: PreTrainedModel,
         options: RigOptions,
         sampler: Sampler | None = None,
-        speculator: Speculator | None = None,
+        speculator: Speculator | Callable[[Cache, StepCosts], Speculator] | None = None,
         make_forward: Callable[[PreTrainedModel, DeviceTier], Forward] | None = None,
     ) -> None:
         """``make_forward`` takes the place of the eager pass over ``options.backend``."""
@@ -209,7 +210,7 @@ class EngineRig:
                 if options.is_caching and options.is_coalescing
                 else None
             ),
-            speculator=speculator,
+            speculator=speculator(self.cache, pacer.costs) if callable(speculator) else speculator,
         )
         self._model = model
         limits = EngineLimits(

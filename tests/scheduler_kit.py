@@ -8,7 +8,7 @@ test says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from model_worker.protocol import (
 from model_worker.request import Request
 from model_worker.scheduler import Scheduler
 from model_worker.speculation import Speculator
+from model_worker.step_costs import StepCosts
 
 BLOCK = 4
 VOCAB = 50
@@ -176,7 +177,7 @@ class World:
         num_disk: int = 0,
         write_blocks: int = 64,
         prefill_token_s: float | None = None,
-        speculator: Speculator | None = None,
+        speculator: Speculator | Callable[[Cache, StepCosts], Speculator] | None = None,
     ) -> None:
         self.now_s = 0.0
         self.runner = ScriptedRunner(num_blocks)
@@ -206,7 +207,7 @@ class World:
             max_num_seqs=max_num_seqs,
             eos_token_ids=eos_token_ids,
             coalescer=Coalescer(BLOCK) if is_caching else None,
-            speculator=speculator,
+            speculator=speculator(self.cache, pacer.costs) if callable(speculator) else speculator,
         )
         limits = EngineLimits("model", BLOCK, MAX_MODEL_LEN, VOCAB, max_num_waiting)
         self.engine = Engine(self.scheduler, self.runner, self.cache, pacer, limits, self._tick)

@@ -295,6 +295,22 @@ class CacheMachine(RuleBasedStateMachine):
         self.pick(index).ids += more
 
     @precondition(lambda self: self.runs)
+    @rule(index=INDICES, count=st.integers(1, 9))
+    def continuation(self, index: int, count: int) -> None:
+        """Something stored in this namespace goes on like that; something if anything does."""
+        run = self.pick(index)
+        found = self.cache.continuation(run.lease, run.array, count).tolist()
+        assert len(found) <= count
+        stored = self.stored[run.lease.namespace]
+        path = (*run.ids, *found)
+        self.was_dropped |= self.cache.stats().evicted_total > 0
+        if found:
+            assert any(each[: len(path)] == path for each in stored)
+        elif not self.was_dropped:
+            length = len(path)
+            assert not any(len(each) > length and each[:length] == path for each in stored)
+
+    @precondition(lambda self: self.runs)
     @rule(index=INDICES)
     def release(self, index: int) -> None:
         """At any moment: before an allocate, before the copy, in the midst of a prompt."""

@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from cache_store.cache import Cache
 from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
 from model_worker.protocol import FinishReason, SamplingParams
 from model_worker.request import Request
 from model_worker.sampler import Sampler
 from model_worker.scheduler import RequestUpdate
+from model_worker.speculation import AdaptiveSpeculator
+from model_worker.step_costs import StepCosts
 from tests.draft_kit import ScriptedSpeculator, spoiled
 from tests.models import FAMILIES, VOCAB_SIZE
 from tests.rig import EngineRig, GateReport, RigOptions
@@ -174,6 +177,32 @@ def test_stop_tokens_end_at_the_same_place(spoil: str, position: int) -> None:
         assert rig.tokens(name) == answer[: end + 1]
         assert rig.outputs[name][-1].finish_reason is FinishReason.STOP
         assert rig.outputs[name][-1].stop_token_id == answer[end]
+
+
+def in_earnest(cache: Cache, costs: StepCosts) -> AdaptiveSpeculator:
+    """Told what steps cost, since a busy machine may find at any time that drafts do not pay."""
+    told = StepCosts()
+    told.record(1, 0, 0.040)
+    told.record(0, 100, 0.240)
+    return AdaptiveSpeculator(cache, told, lambda: 0.0)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "gpt-neox"])
+@pytest.mark.parametrize("options", [{}, {"is_caching": False}, {"num_blocks": 24, "chunk": 20}])
+def test_drafts_in_earnest(family: str, options: dict[str, Any]) -> None:
+    """Answers given three times: cold, out of the tree, and after evictions, side by side."""
+    options = {"block_size": 8, "max_model_len": 160, **options}
+    rig = EngineRig(model_of(family), RigOptions(**options), speculator=in_earnest)
+    for turn in range(3):
+        wanted = {
+            f"{name}.{turn}": reference_of(family, tuple(ids), 24)
+            for name, ids in shared_prefix_prompts(4).items()
+        }
+        rig.check(wanted).assert_passes()
+    if options.get("is_caching", True):
+        assert rig.scheduler.counters.accepted_tokens >= 24
+    stats = rig.engine.stats()
+    assert stats.num_accepted_tokens_total <= stats.num_draft_tokens_total
 
 
 class BelievingSampler(Sampler):
