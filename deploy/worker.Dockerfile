@@ -38,11 +38,11 @@ RUN groupadd --gid 10001 headstart \
  && install -d -m 0700 -o headstart -g headstart \
       /var/lib/headstart/models /var/lib/headstart/disk
 COPY --from=build /opt/headstart /opt/headstart
-# The root file system may be read-only: downloads go to the volume, nothing is compiled.
+# The root file system may be read-only: downloads and compiled kernels go to the volume.
 ENV PATH=/opt/headstart/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
-    HOME=/tmp \
+    HOME=/var/lib/headstart/models \
     HF_HOME=/var/lib/headstart/models/huggingface \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from cache_store.metadata.base import WorkerRecord
+from model_worker.cores import usable_cores
 from model_worker.link import LinkError, read_link_secret
 from model_worker.process_start import EXIT_CONFIG, ConfigError, read_config, watch_parent
 from model_worker.protocol import WorkerConfig
@@ -75,10 +76,7 @@ def _serve(config: WorkerConfig, epoch: int, server: WorkerServer, shutdown: Shu
         server.set_status("loading", line)
 
     progress("importing torch and transformers")
-    # Idle OpenMP threads sleep instead of spinning: where the gateway needs one of the cores for a
-    # moment, a spinning team makes the step several times slower. Read when torch is loaded, which
-    # is why the import comes after; an operator's own choice stands.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _set_up_threads(config)
     from model_worker.build import build_worker, model_card, warm_up
     from model_worker.engine import EngineError
     from model_worker.engine_loop import EngineLoop
@@ -86,7 +84,7 @@ def _serve(config: WorkerConfig, epoch: int, server: WorkerServer, shutdown: Shu
 
     try:
         parts = build_worker(config, progress, server.wake)
-        progress("warming up")
+        progress("warming up; at the first start on a machine, kernels are compiled for it")
         warm_up(parts)
         parts.restore()
     except ModelLoadError as error:
@@ -108,6 +106,20 @@ def _serve(config: WorkerConfig, epoch: int, server: WorkerServer, shutdown: Shu
     finally:
         parts.close()
     return 0
+
+
+def _set_up_threads(config: WorkerConfig) -> None:
+    """Three libraries have a team of threads each, and only one computes at a time.
+
+    Idle ones sleep instead of spinning: where the gateway or another team needs the core for a
+    moment, a spinning one makes the step several times slower. All of it is read when the libraries
+    are loaded, which is why imports come after; an operator's own choice stands.
+    """
+    num_threads = str(config.num_threads or usable_cores())
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("NUMBA_NUM_THREADS", num_threads)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", num_threads)
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")  # 2^20 cycles, a third of a millisecond
 
 
 if __name__ == "__main__":
