@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import torch
 
@@ -141,6 +142,24 @@ class Step:
         assert output.dtype is self._dtype
         return output[0]
 
+    def upcast(self) -> Step:
+        """The same numbers in float32 on the CPU (int8 stays int8): what a result is held to."""
+        step = object.__new__(Step)
+        step.__dict__.update(self.__dict__)
+        is_int8 = self._tier.spec.dtype == "int8"
+        kv_dtype = "int8" if is_int8 else "float32"
+        step.case = replace(self.case, dtype="float32", kv_dtype=kv_dtype)
+        step._device, step._dtype = torch.device("cpu"), torch.float32
+        step.query, step.key, step.value = (
+            tensor.cpu().float() for tensor in (self.query, self.key, self.value)
+        )
+        step.slots = self.slots.cpu()
+        spec = replace(self._tier.spec, dtype=kv_dtype, bytes_per_element=1 if is_int8 else 4)
+        step._tier = DeviceTier(spec, self._tier.num_blocks, step._device)
+        for target, source in zip(step._tier.tensors, self._tier.tensors, strict=True):
+            target.copy_(source)
+        return step
+
     def alone(self, index: int) -> Step:
         """The sequence ``index`` of this step as a step of its own, over the same pool."""
         step = object.__new__(Step)
@@ -148,7 +167,7 @@ class Step:
         rows = slice(span.query_start, span.query_stop)
         step.__dict__.update(self.__dict__)
         step.case = replace(self.case, shares=(self.case.shares[index],))
-        step.spans = (replace(span, query_start=0),)
+        step.spans = (msgspec.structs.replace(span, query_start=0),)
         step.query, step.key, step.value = (
             tensor[:, :, rows] for tensor in (self.query, self.key, self.value)
         )

@@ -27,8 +27,7 @@ from cache_store.tier_manager import LowerTiers
 from cache_store.tiers.codec import make_codec
 from cache_store.tiers.device import DeviceTier
 from model_worker.attention.backend import ATTENTION_NAME, AttentionBackend, register_attention
-from model_worker.attention.cpu import CpuBackend
-from model_worker.attention.sdpa import SdpaBackend
+from model_worker.attention.choice import build_attention
 from model_worker.batch import ScheduledRequest
 from model_worker.coalescer import Coalescer
 from model_worker.compiled.decoder import CompiledDecoder
@@ -196,9 +195,8 @@ class EngineRig:
             assert isinstance(self.cache, PrefixCache)
             self.num_restored = self.tiers.restore_into(self.cache)
         self.sampler = sampler if sampler is not None else TeacherSampler()
-        backend: AttentionBackend = (
-            CpuBackend(self.tier) if options.backend == "cpu" else SdpaBackend(self.tier)
-        )
+        num_heads = model.config.num_attention_heads
+        backend = build_attention(options.backend, self.tier, num_heads, torch.float32)
         self.scheduler = Scheduler(
             self.cache,
             pacer,

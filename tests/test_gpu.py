@@ -1,4 +1,4 @@
-"""The release gate on a CUDA device: the same engine, the reference attention backend."""
+"""The release gate on a CUDA device: the same engine, with each backend that computes float32."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "triton"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cold_warm_batched_and_preempted(family: str) -> None:
+def test_cold_warm_batched_and_preempted(family: str, backend: str) -> None:
+    if backend == "triton":
+        pytest.importorskip("triton")
     model = build_model(family).to("cuda")
     pin_rope(model, FAMILIES[family].max_model_len)
     rng = np.random.default_rng(7)
@@ -30,7 +33,7 @@ def test_cold_warm_batched_and_preempted(family: str) -> None:
             num_blocks=num_blocks,
             chunk=24,
             max_model_len=100,
-            backend="sdpa",
+            backend=backend,
             device="cuda",
         )
         rig = EngineRig(model, options)

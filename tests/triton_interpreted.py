@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -18,7 +19,10 @@ from model_worker.attention.backend import CapturableBackend
 from model_worker.attention.metadata import SequenceSpan
 from model_worker.attention.sdpa import SdpaBackend
 from model_worker.attention.triton import TritonBackend
+from model_worker.loader.rope import pin_rope
 from tests.attention_kit import LAYER, AttentionCase, Share, Step
+from tests.models import FAMILIES, build_model
+from tests.rig import EngineRig, RigOptions, reference_answer
 
 MIN_SPLIT = 32  # tokens, a multiple of every loop's step in these tests
 MIN_SHARED = 16
@@ -133,9 +137,8 @@ def test_one_wrong_block_is_seen(index: int) -> None:
         return make_triton(SHARED)(tier)
 
     wrong_ids = [*span.block_ids[:1], spare, *span.block_ids[2:]]
-    step.spans = (
-        *step.spans[:index], replace(span, block_ids=wrong_ids), *step.spans[index + 1 :]
-    )  # fmt: skip
+    wrong_span = msgspec.structs.replace(span, block_ids=wrong_ids)
+    step.spans = (*step.spans[:index], wrong_span, *step.spans[index + 1 :])
     wrong, _ = step.run(make)
     rows = slice(span.query_start, span.query_stop)
     others = torch.ones(SHARED.num_tokens, dtype=torch.bool)
@@ -194,6 +197,19 @@ def test_a_step_too_large_for_a_reserved_plan_is_refused() -> None:
     assert backend.refill(plan, step.spans)
     assert not backend.refill(plan, (*step.spans, SequenceSpan(4, 1, 0, [0])))
     assert backend.refill(plan, step.spans[:2])
+
+
+def test_greedy_tokens_are_those_of_transformers() -> None:
+    """The release gate in small: cold together, then warm, with chunks that end inside blocks."""
+    model = build_model("llama")
+    pin_rope(model, FAMILIES["llama"].max_model_len)
+    prompts = {"a": list(range(10, 43)), "b": [*range(10, 30), *range(60, 69)]}
+    references = {name: reference_answer(model, ids, 3) for name, ids in prompts.items()}
+    options = RigOptions(block_size=8, num_blocks=24, chunk=21, max_model_len=64, backend="triton")
+    rig = EngineRig(model, options)
+    rig.check(references)
+    rig.check({f"{name} again": reference for name, reference in references.items()})
+    rig.sampler.report.assert_passes()
 
 
 def test_limits_are_refused() -> None:

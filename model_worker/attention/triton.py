@@ -262,6 +262,8 @@ class TritonBackend:
 
 
 def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1  # Triton's interpreter
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
