@@ -13,6 +13,7 @@ NAMES = (
     "disk_layout",
     "overhead",
     "decode",
+    "kernels",
     "shared_prefix",
     "pressure",
     "gateway",

@@ -21,6 +21,7 @@ _PACKAGES = (
     "torch",
     "transformers",
     "numpy",
+    "numba",
     "xxhash",
     "pyzmq",
     "redis",
