@@ -14,6 +14,7 @@ NAMES = (
     "overhead",
     "decode",
     "kernels",
+    "itl_jitter",
     "shared_prefix",
     "pressure",
     "gateway",
