@@ -12,8 +12,11 @@ import heapq
 from array import array
 from collections.abc import Collection, Iterator
 
+import numpy as np
+
 _START_BITS = 32
 _START_MASK = (1 << _START_BITS) - 1
+_FEW_IDS = 64  # up to here a loop over the ids is quicker than arrays of them
 
 
 class BlockPool:
@@ -66,19 +69,12 @@ class BlockPool:
 
     def free(self, block_ids: Collection[int]) -> None:
         """Give blocks back. AssertionError for one that is free already, or not of this pool."""
-        ordered = sorted(block_ids)
-        if not ordered:
+        if not block_ids:
             return
-        assert ordered[0] >= 0, f"no block {ordered[0]}"
-        assert ordered[-1] < self.num_blocks, f"no block {ordered[-1]}"
-        start = previous = ordered[0]
-        for block_id in ordered[1:]:
-            assert block_id != previous, f"block {block_id} freed twice"
-            if block_id != previous + 1:
-                self._add_run(start, previous + 1 - start)
-                start = block_id
-            previous = block_id
-        self._add_run(start, previous + 1 - start)
+        for start, stop in _runs(block_ids):
+            assert start >= 0, f"no block {start}"
+            assert stop <= self.num_blocks, f"no block {stop - 1}"
+            self._add_run(start, stop - start)
 
     def is_free(self, block_id: int) -> bool:
         return bool(self._is_free[block_id])
@@ -167,3 +163,25 @@ class BlockPool:
         self._length_at_start[start] = 0
         self._length_at_end[start + length - 1] = 0
         self.num_free_runs -= 1
+
+
+def _runs(block_ids: Collection[int]) -> Iterator[tuple[int, int]]:
+    """(first id, last id + 1) of each run of consecutive ids among some that are not none."""
+    if len(block_ids) <= _FEW_IDS:
+        ordered = sorted(block_ids)
+        start = stop = ordered[0]
+        for block_id in ordered:
+            assert block_id >= stop, f"block {block_id} freed twice"
+            if block_id > stop:
+                yield start, stop
+                start = block_id
+            stop = block_id + 1
+        yield start, stop
+        return
+    ids = np.sort(np.fromiter(block_ids, dtype=np.int64, count=len(block_ids)))
+    steps = np.diff(ids)
+    assert steps.all(), f"block {ids[:-1][steps == 0][:1]} freed twice"
+    cuts = np.flatnonzero(steps != 1)
+    starts = ids[np.concatenate(([0], cuts + 1))]
+    stops = ids[np.concatenate((cuts, [len(ids) - 1]))] + 1
+    yield from zip(starts.tolist(), stops.tolist(), strict=True)

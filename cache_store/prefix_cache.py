@@ -126,12 +126,10 @@ class PrefixCache:
     def allocate(self, lease: Lease, num_tokens: int, num_lookahead_tokens: int = 0) -> bool:
         holding = self._holding(lease)
         num_needed = num_blocks_for(num_tokens + num_lookahead_tokens, self._block_size)
-        if num_needed <= len(lease.block_ids) and holding.num_shared <= len(lease.block_ids):
+        if num_needed <= len(lease.block_ids) >= holding.num_shared:
             return True  # most often: a block holds the tokens of many steps
         unloaded = holding.unloaded(lease)
         num_private = num_needed - max(len(lease.block_ids), holding.num_shared)
-        if num_private <= 0 and not unloaded:
-            return True
         to_load = _to_load(unloaded, holding.source)
         if any(node.transfer is not None for node in to_load):
             return False  # on its way elsewhere, or lost: to be asked again

@@ -96,13 +96,13 @@ class RadixNode:
 
     def is_evictable_from(self, tier: Tier) -> bool:
         """Whether it is there, nowhere quicker, unlocked, and nothing below it is there too."""
-        if self.lock_ref or self.parent is None or self.tier is not tier:
+        if self.lock_ref or self.parent is None or self.num_device_children:
             return False
-        if tier is Tier.DISK:
-            return self.children is None
-        return self.num_device_children == 0 and (
-            tier is Tier.DEVICE or self.num_host_children == 0
-        )
+        if tier is Tier.DEVICE:
+            return self.block_ids is not None
+        if self.tier is not tier or self.num_host_children:
+            return False
+        return tier is Tier.HOST or self.children is None
 
     def count_child(self, tier: Tier, change: int) -> None:
         if tier is Tier.DEVICE:

@@ -27,12 +27,7 @@ from cache_store.prefix_match import (
 from cache_store.prefix_search import find_prefix
 from cache_store.radix_node import RadixNode, RootNode, is_arriving, path_of
 from cache_store.residency import Residency
-from cache_store.token_bytes import (
-    TOKEN_BYTES,
-    TokenIds,
-    encode_tokens,
-    num_common_tokens,
-)
+from cache_store.token_bytes import TOKEN_BYTES, TokenIds, encode_tokens, num_common_tokens
 
 
 def no_time() -> int:
@@ -204,10 +199,8 @@ class RadixTree:
         It comes back as a duplicate if some child of ``node`` begins with the same tokens.
         """
         assert 0 < len(encoded) < self.block_bytes, "a partial block is neither empty nor full"
-        if node.children is not None:
-            at = node.children.neighbours(encoded)[1]
-            if at is not None and at.tokens.startswith(encoded):
-                return Insertion(node, [block_id])
+        if _child_with(node, encoded) is not None:
+            return Insertion(node, [block_id])
         return Insertion(self._add_leaf(node, encoded, [block_id], lock_ref=0), [])
 
     def restore(
@@ -223,11 +216,8 @@ class RadixTree:
         None if some child has the first of these blocks already.
         """
         above = self._root(parent) if isinstance(parent, bytes) else parent
-        if above.children is not None:
-            block = encoded[: self.block_bytes]
-            at = above.children.neighbours(block)[1]
-            if at is not None and at.tokens.startswith(block):
-                return None
+        if _child_with(above, encoded[: self.block_bytes]) is not None:
+            return None
         self.residency.set_hashes(Tier.DISK, ids, hashes)
         self._clock = max(self._clock, last_access)
         return self._new_leaf(above, encoded, Tier.DISK, ids, lock_ref=0, created=last_access)
@@ -248,29 +238,32 @@ class RadixTree:
         self.residency.drop_copy(node, tier)
         self._version += 1
         if not node.has_copies():
-            self._detach(node)
+            self.detach(node)
 
     def drop(self, node: RadixNode) -> int:
         """Drop an unlocked node and all that lies below it, in all tiers; the number of blocks."""
-        doomed, num_blocks = [node], 0
+        doomed = [node]
         for step in doomed:  # grows while it is walked: parents first
             doomed.extend(step.children or ())
-        for step in reversed(doomed):
             assert step.lock_ref == 0, "a locked node cannot be dropped"
-            num_blocks += step.num_blocks
-            for tier in reversed(self.residency.num_cached):
-                if step.ids_in(tier) is not None:
-                    self.residency.drop_copy(step, tier)
-            self._detach(step)
-        self._version += 1
+        num_blocks = self.residency.give_up(doomed)
+        for step in doomed[1:]:
+            step.parent = None
+            self.residency.forget(step)
+        node.children = None
+        self.detach(node)
         return num_blocks
 
     def clear(self) -> int:
         """Drop all that is not locked, in all tiers; the number of blocks."""
         num_blocks = 0
-        for node in reversed(list(self.nodes())):
-            if node.lock_ref == 0 and node.children is None:
-                num_blocks += self.drop(node)
+        held: list[RadixNode] = list(self.roots.values())
+        for node in held:  # grows while it is walked
+            for child in list(node.children or ()):
+                if child.lock_ref:
+                    held.append(child)
+                else:
+                    num_blocks += self.drop(child)
         return num_blocks
 
     def split_tail(self, node: RadixNode, num_blocks: int) -> None:
@@ -288,11 +281,8 @@ class RadixTree:
 
     def _shared_child(self, node: RadixNode, encoded: bytes, start: int) -> RadixNode | None:
         """The child whose whole edge stands in ``encoded`` at ``start``, split off if need be."""
-        if node.children is None:
-            return None
-        block = encoded[start : start + self.block_bytes]
-        child = node.children.neighbours(block)[1]
-        if child is None or not child.tokens.startswith(block):
+        child = _child_with(node, encoded[start : start + self.block_bytes])
+        if child is None:
             return None
         offered = encoded[start : start + len(child.tokens)]
         num_common = num_common_tokens(child.tokens, offered) // self.block_size
@@ -320,8 +310,8 @@ class RadixTree:
             before = parent.children.neighbours(encoded)[0]
             if before is not None and before.lock_ref == 0 and encoded.startswith(before.tokens):
                 self.drop(before)
-        self._set_hashes(self.end_hash(parent), encoded, block_ids)
         ids = array("i", block_ids)
+        self._set_hashes(self.end_hash(parent), encoded, ids)
         self._clock += 1
         return self._new_leaf(parent, encoded, Tier.DEVICE, ids, lock_ref, self._clock)
 
@@ -374,16 +364,18 @@ class RadixTree:
         self._version += 1
         return upper
 
-    def _detach(self, leaf: RadixNode) -> None:
-        """Take a childless node out; its parent may become the next leaf, or an unused root."""
+    def detach(self, leaf: RadixNode) -> None:
+        """Take a childless node without copies out; its parent may become a leaf or be unused."""
         parent = leaf.parent
         assert parent is not None
         assert leaf.children is None, "children without a parent"
         parent.remove_child(leaf)
         leaf.parent = None
-        self.residency.forget(leaf)
+        if leaf.queue_marks:
+            self.residency.forget(leaf)
         if parent.lock_ref == 0:
             self._on_idle(parent)
+        self._version += 1
 
     def _on_idle(self, node: RadixNode) -> None:
         """``node`` has just lost its last lock or a child."""
@@ -398,3 +390,11 @@ class RadixTree:
         if isinstance(node, RootNode):
             return node.root_hash
         return self.residency.last_hash(node)
+
+
+def _child_with(node: RadixNode, tokens: bytes) -> RadixNode | None:
+    """The child that begins with ``tokens``, up to a block of them."""
+    if node.children is None:
+        return None
+    child = node.children.neighbours(tokens)[1]
+    return child if child is not None and child.tokens.startswith(tokens) else None

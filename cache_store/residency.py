@@ -40,7 +40,7 @@ class Residency:
             tier: np.zeros((num_blocks, HASH_BYTES), dtype=np.uint8)
             for tier, num_blocks in capacities.items()
         }
-        self._given_up: dict[Tier, list[int]] = {tier: [] for tier in capacities}
+        self._given_up = {tier: array("i") for tier in capacities}
         self._spares: dict[Tier, deque[RadixNode]] = {
             tier: deque() for tier in capacities if tier is not Tier.DEVICE
         }
@@ -113,6 +113,30 @@ class Residency:
         if removed:
             self._tell(BlockRemoved(removed))
 
+    def give_up(self, nodes: Sequence[RadixNode]) -> int:
+        """Give up all copies of unlocked nodes that leave the tree now: one of them with all that
+        lies below it, or childless ones; the number of their blocks."""
+        num_blocks = 0
+        removed = []
+        for node in nodes:
+            before = node.tier
+            num_blocks += node.num_blocks
+            if self._event_blocks:
+                removed.append(self._event_hashes(node, 0))
+            if node.block_ids is not None:
+                self.num_evictable -= len(node.block_ids)
+            for tier, given_up in self._given_up.items():
+                ids = node.ids_in(tier)
+                if ids is not None:
+                    node.set_ids(tier, None)
+                    given_up.extend(ids)
+                    self.num_cached[tier] -= len(ids)
+            if node.parent is not None:
+                node.parent.count_child(before, -1)
+        if any(removed):
+            self._tell(BlockRemoved(b"".join(removed)))
+        return num_blocks
+
     def extend(self, node: RadixNode, block_ids: Sequence[int]) -> None:
         """Blocks added to the end of a locked node that is on the device alone."""
         assert node.block_ids is not None
@@ -160,9 +184,11 @@ class Residency:
     def num_given_up(self, tier: Tier) -> int:
         return len(self._given_up[tier])
 
-    def take_given_up(self, tier: Tier) -> list[int]:
+    def take_given_up(self, tier: Tier) -> array[int]:
         """Block ids that the tree has let go since the last call."""
-        ids, self._given_up[tier] = self._given_up[tier], []
+        ids = self._given_up[tier]
+        if ids:
+            self._given_up[tier] = array("i")
         return ids
 
     def push(self, node: RadixNode) -> None:

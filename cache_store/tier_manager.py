@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from cache_store.block_pool import BlockPool
 from cache_store.events import Tier
+from cache_store.leaf_eviction import evict_leaves
 from cache_store.load_planner import LoadPlan, LoadPlanner
 from cache_store.lost_blocks import LostBlocks
 from cache_store.overdue_jobs import OverdueJobs
@@ -21,11 +22,7 @@ from cache_store.prefix_search import is_redundant
 from cache_store.radix_node import RadixNode
 from cache_store.radix_tree import RadixTree
 from cache_store.stats import TierCounters
-from cache_store.transfer import (
-    TransferExecutor,
-    TransferJob,
-    TransferResult,
-)
+from cache_store.transfer import TransferExecutor, TransferJob, TransferResult
 from cache_store.transfer_orders import divide, make_order
 from cache_store.unsaved_nodes import UnsavedNodes, that_fit
 
@@ -114,6 +111,11 @@ class TierManager:
         ``takes_spares``: also at the cost of copies that have a quicker one beside them.
         """
         pool, residency = self.pools[tier], self._tree.residency
+        if self._lower is None:
+            missing = num_blocks - pool.num_free - residency.num_given_up(tier)
+            self.counters[tier].dropped += evict_leaves(self._tree, missing)
+            self.collect()
+            return pool.num_free >= num_blocks
         batches: dict[Tier, _Batch] = {place: _Batch() for place in self.pools}
         batched = 0
         while True:
@@ -198,15 +200,10 @@ class TierManager:
         """Let up to ``num_blocks`` of an evictable node go, and what hangs below it."""
         counters = self.counters[tier]
         is_bare = node.children is None and node.host_ids is None and node.disk_ids is None
-        size = node.num_blocks
-        if is_bare and size > num_blocks:
+        if is_bare and node.num_blocks > num_blocks:
             self._tree.trim(node, num_blocks)
             self._tree.residency.queues[tier].put_back(node)
             counters.dropped += num_blocks
-            return
-        if is_bare and tier is Tier.DEVICE:
-            self._tree.drop_copy(node, tier)
-            counters.dropped += size
             return
         self._tree.split_tail(node, num_blocks)
         counters.dropped += self._tree.drop(node)

@@ -61,8 +61,8 @@ def test_counts_follow_the_copies() -> None:
     assert residency.num_cached == {Tier.DEVICE: 0, Tier.HOST: 2, Tier.DISK: 0}
     assert residency.num_evictable == 0
     assert (root.num_device_children, root.num_host_children) == (0, 1)
-    assert residency.take_given_up(Tier.DEVICE) == [3, 4]
-    assert residency.take_given_up(Tier.DEVICE) == []
+    assert residency.take_given_up(Tier.DEVICE).tolist() == [3, 4]
+    assert residency.take_given_up(Tier.DEVICE).tolist() == []
     residency.drop_copy(node, Tier.HOST)
     assert residency.num_given_up(Tier.HOST) == 2
     assert (root.num_device_children, root.num_host_children) == (0, 0)
@@ -184,7 +184,7 @@ def test_what_is_added_and_trimmed_at_an_end_is_told() -> None:
     assert told(residency) == [BlockStored(Tier.DEVICE, hash_of(4))]
     residency.trim(node, 2, 32)
     assert told(residency) == [BlockRemoved(hash_of(4))]
-    assert residency.take_given_up(Tier.DEVICE) == [4, 5]
+    assert residency.take_given_up(Tier.DEVICE).tolist() == [4, 5]
     assert (node.num_blocks, len(node.tokens)) == (3, 48)
 
 
