@@ -101,8 +101,7 @@ class Residency:
         before = node.tier
         removed = self._event_hashes(node, 0) if before is tier else b""
         node.set_ids(tier, None)
-        self._given_up[tier].extend(ids)
-        self.num_cached[tier] -= len(ids)
+        self._let_go(tier, ids)
         if tier is Tier.DEVICE and node.lock_ref == 0:
             self.num_evictable -= len(ids)
         if node.has_copies():
@@ -119,20 +118,19 @@ class Residency:
         num_blocks = 0
         removed = []
         for node in nodes:
-            before = node.tier
-            num_blocks += node.num_blocks
             if self._event_blocks:
                 removed.append(self._event_hashes(node, 0))
-            if node.block_ids is not None:
-                self.num_evictable -= len(node.block_ids)
-            for tier, given_up in self._given_up.items():
-                ids = node.ids_in(tier)
-                if ids is not None:
-                    node.set_ids(tier, None)
-                    given_up.extend(ids)
-                    self.num_cached[tier] -= len(ids)
+            num_blocks += node.num_blocks
             if node.parent is not None:
-                node.parent.count_child(before, -1)
+                node.parent.count_child(node.tier, -1)
+            if node.block_ids is not None:
+                self._let_go(Tier.DEVICE, node.block_ids)
+                self.num_evictable -= len(node.block_ids)
+            if node.host_ids is not None:
+                self._let_go(Tier.HOST, node.host_ids)
+            if node.disk_ids is not None:
+                self._let_go(Tier.DISK, node.disk_ids)
+            node.block_ids = node.host_ids = node.disk_ids = None
         if any(removed):
             self._tell(BlockRemoved(b"".join(removed)))
         return num_blocks
@@ -180,6 +178,10 @@ class Residency:
                 return node
             spares.append(node)
         return None
+
+    def _let_go(self, tier: Tier, ids: array[int]) -> None:
+        self._given_up[tier].extend(ids)
+        self.num_cached[tier] -= len(ids)
 
     def num_given_up(self, tier: Tier) -> int:
         return len(self._given_up[tier])
