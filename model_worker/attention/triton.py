@@ -104,12 +104,17 @@ class TritonBackend:
         max_blocks = -(-max_kv_len // self._tier.spec.block_size)
         max_splits = min(shape.max_splits, -(-max_kv_len // shape.min_split))
         num_large = -(-num_rows // shape.large_rows) + max_spans
+        # The more tiles a sequence has, the less it is split.
+        chunk_parts = shape.large_rows * max(1, shape.target_units // shape.kv_heads) + num_rows
+        span_parts = max(shape.small_rows * max_splits, chunk_parts)
+        own_parts = min(num_rows * max_splits, max_spans * span_parts)
+        shared_parts = num_rows * max_splits // 2 if max_spans > 1 else 0
         capacity = PlanCapacity(
             small=2 * max_spans * max_splits,
             large=num_large * max_splits,
             query_rows=3 * num_rows,
             rows=num_rows,
-            parts=num_rows * max_splits,
+            parts=own_parts + shared_parts,
             table_blocks=max_spans * max_blocks,
         )
         programs = RESERVED_PROGRAMS_PER_PROCESSOR * self._processors

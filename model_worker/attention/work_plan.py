@@ -170,16 +170,18 @@ def _items(strips: _Strips, shape: TileShape) -> tuple[Int32Array, NDArray[np.bo
     is_final = strips.is_final[strip] & (num_splits == 1)
     # Splits of tiles.
     tile = np.repeat(np.arange(len(strip)), num_splits)
-    start = strips.kv_start[strip[tile]] + _counters(num_splits) * split_len[strip[tile]]
-    stop = np.minimum(start + split_len[strip[tile]], kv_stop[tile])
-    is_small = is_small_strip[strip[tile]]
+    owner = strip[tile]
+    length = split_len[owner]
+    start = strips.kv_start[owner] + _counters(num_splits) * length
+    stop = np.minimum(start + length, kv_stop[tile])
+    is_small = is_small_strip[owner]
     step = np.where(is_small, shape.small_kv, shape.large_kv)
     seen_by_all = np.maximum(np.minimum(stop, first_limit[tile]) - start, 0)
     part_len = np.where(is_final[tile], 0, rows[tile])
     items = np.zeros((len(tile), ITEM_FIELDS), dtype=np.int32)
     items[:, 0] = (strips.rows_start[strip] + skipped)[tile]
     items[:, 1] = rows[tile]
-    items[:, 2] = strips.table_start[strip[tile]]
+    items[:, 2] = strips.table_start[owner]
     items[:, 3] = start
     items[:, 4] = start + seen_by_all // step * step
     items[:, 5] = stop
