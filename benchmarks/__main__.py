@@ -14,18 +14,24 @@ NAMES = (
     "overhead",
     "decode",
     "kernels",
+    "itl_jitter",
     "shared_prefix",
     "pressure",
     "gateway",
     "churn",
     "peers",
 )
+# Only where they are named: they refuse to run on a machine that lacks what they measure.
+NAMED_ONLY = ("gpu",)
 
 
 def main(names: list[str]) -> int:
-    unknown = sorted(set(names) - set(NAMES))
+    unknown = sorted({*names} - {*NAMES, *NAMED_ONLY})
     if unknown:
-        print(f"unknown benchmark {unknown[0]}; there are {', '.join(NAMES)}", file=sys.stderr)
+        print(
+            f"unknown benchmark {unknown[0]}; there are {', '.join((*NAMES, *NAMED_ONLY))}",
+            file=sys.stderr,
+        )
         return 2
     for name in names or NAMES:
         print(f"== {name}", flush=True)

@@ -134,6 +134,17 @@ def build_worker(
         quantization=config.quantization,
         progress=progress,
     )
+    return build_parts(config, loaded, progress, wake)
+
+
+def build_parts(
+    config: WorkerConfig,
+    loaded: LoadedModel,
+    progress: Progress,
+    wake: Callable[[], None] = lambda: None,
+) -> WorkerParts:
+    """All parts around a model that is there. Raises ModelLoadError."""
+    device = loaded.device
     bill = plan_pool(config, loaded.kv_spec, loaded.max_model_len, device)
     for line in bill.lines(loaded.kv_spec):
         progress(line)
