@@ -76,5 +76,4 @@ $(VENV)/.installed-serve: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: $(VENV)/.installed-serve
 	@echo '[+] tools for tests and checks'
 	@$(INSTALL) --no-build-isolation --editable '.[worker,dev]'
-	@$(BIN)/python -m model_worker.compiled --all
 	@touch $@
