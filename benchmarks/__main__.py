@@ -22,7 +22,7 @@ NAMES = (
     "peers",
 )
 # Only where they are named: they refuse to run on a machine that lacks what they measure.
-NAMED_ONLY = ("gpu",)
+NAMED_ONLY = ("gpu", "attention_backends")
 
 
 def main(names: list[str]) -> int:
