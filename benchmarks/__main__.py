@@ -17,6 +17,7 @@ NAMES = (
     "itl_jitter",
     "shared_prefix",
     "pressure",
+    "kv_cache_dtype",
     "gateway",
     "churn",
     "peers",

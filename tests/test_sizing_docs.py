@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,10 @@ def test_a_token_costs_what_the_table_says(model: str, tmp_path: Path) -> None:
         on_disk.append(store.num_slots * spec.block_size)
         store.close()
     assert figures(model) == [spec.bytes_per_token, *below, *in_memory, *on_disk]
+    on_device = replace(spec, dtype="int8", bytes_per_element=1)
+    assert on_device.bytes_per_token == below[1]
+    ratio = spec.bytes_per_token / on_device.bytes_per_token
+    assert f"{ratio:.1f} times ({spec.dtype})" in GUIDE
 
 
 def test_the_numbers_in_the_text_are_the_codes() -> None:
