@@ -21,6 +21,7 @@ NAMES = (
     "gateway",
     "churn",
     "peers",
+    "control_plane",
 )
 # Only where they are named: they refuse to run on a machine that lacks what they measure.
 NAMED_ONLY = ("gpu", "attention_backends")
