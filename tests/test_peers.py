@@ -263,6 +263,16 @@ def option(command: tuple[str, ...], flag: str) -> str:
     return command[command.index(flag) + 1]
 
 
+def test_servers_without_a_cache_are_asked_what_shows_their_price() -> None:
+    asked = {
+        workload.name
+        for workload in WORKLOADS
+        if workload.asks("headstart-f32-nocache") or workload.asks("headstart-int8-nocache")
+    }
+    assert asked == {"zero_reuse"}
+    assert [w.name for w in WORKLOADS if not w.asks("vllm-f32")] == ["zero_reuse"]
+
+
 # -- prompts
 
 

@@ -6,6 +6,7 @@
 Servers of one shape are started together and take turns, each resting while another is asked.
 A peer without its option, or whose server fails, is skipped with the reason. The pieces of a run
 can be measured one by one: each is merged into the file that is there, after every workload.
+Without --peers, all take part in all, but for our servers without a cache: zero_reuse is of them.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from benchmarks.peers.f32_gguf import convert
 from benchmarks.peers.machine import measure_machine
-from benchmarks.peers.peer import all_peers
+from benchmarks.peers.peer import Peer, all_peers
 from benchmarks.peers.plot import plot
-from benchmarks.peers.record import Piece, merge, read
+from benchmarks.peers.record import Piece, Samples, merge, read
 from benchmarks.peers.round import Round
 from benchmarks.peers.settings import NUM_THREADS, Places
 from benchmarks.peers.table import tables
-from benchmarks.peers.workloads import WORKLOADS
+from benchmarks.peers.workloads import WORKLOADS, Workload
 from benchmarks.report import RESULTS, environment, save
 from model_worker.loader import resolve_model
 from model_worker.loader.source import find_demo_gguf
@@ -53,31 +54,52 @@ def main() -> int:
         return 2
     output: Path = arguments.output
     before = read(output)
+    for piece in _measure(arguments, workloads, peers):
+        save("peers", TEXT, merge(before, piece), output, arguments.seed)
+    results = read(output)
+    print(tables(results))
+    plot(results, arguments.picture)
+    return 0
+
+
+def _measure(
+    arguments: argparse.Namespace, workloads: Sequence[Workload], peers: Sequence[Peer]
+) -> Iterator[Piece]:
+    """The piece as far as it has come, after each workload."""
     skipped = {peer.name: peer.unavailable for peer in peers if peer.unavailable}
     for name, reason in skipped.items():
         print(f"skipped: {name}: {reason}")
+    able = [peer for peer in peers if not peer.unavailable]
+    about = _about(arguments)
     machine = measure_machine(NUM_THREADS).as_json()
-    about: dict[str, Any] = {
+    described: dict[str, dict[str, Any]] = {}
+    samples: dict[str, dict[str, Samples]] = {}
+    for shape in dict.fromkeys(workload.shape for workload in workloads):
+        asked = {
+            workload: [p for p in able if arguments.peers or workload.asks(p.name)]
+            for workload in workloads
+            if workload.shape is shape
+        }
+        needed = [peer for peer in able if any(peer in some for some in asked.values())]
+        with Round(needed, shape) as servers:
+            for workload, some in asked.items():
+                num_runs = arguments.runs or workload.num_runs
+                about["runs"][workload.name] = num_runs
+                names = {peer.name for peer in some}
+                samples[workload.name] = servers.measure(workload, num_runs, arguments.seed, names)
+                described.update(servers.describe())
+                skipped.update(servers.failed)
+                yield Piece(about, machine, described, samples, skipped)
+
+
+def _about(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": environment()["commit"],
         "load_average": os.getloadavg()[0],
         "seed": arguments.seed,
         "runs": {},
     }
-    described: dict[str, dict[str, Any]] = {}
-    samples: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for shape in dict.fromkeys(workload.shape for workload in workloads):
-        with Round([peer for peer in peers if not peer.unavailable], shape) as servers:
-            for workload in (one for one in workloads if one.shape is shape):
-                num_runs = arguments.runs or workload.num_runs
-                about["runs"][workload.name] = num_runs
-                samples[workload.name] = servers.measure(workload, num_runs, arguments.seed)
-                described.update(servers.describe())
-                piece = Piece(about, machine, described, samples, {**skipped, **servers.failed})
-                save("peers", TEXT, merge(before, piece), output, arguments.seed)
-    print(tables(read(output)))
-    plot(read(output), arguments.picture)
-    return 0
 
 
 def _arguments() -> argparse.Namespace:

@@ -113,7 +113,6 @@ def _ours(kind: str, cache: str) -> Peer:
         weight_format=kind,
         launch=launch,
         fields={"ignore_eos": True},
-        unavailable=None if kind == "f32" or _has_setting("--quantization") else "no int8 here",
     )
 
 
@@ -207,12 +206,6 @@ def _missing(path: Path | None, option: str) -> str | None:
     if path is None:
         return f"no {option} given"
     return None if path.exists() else f"{option}: there is no {path.name}"
-
-
-def _has_setting(flag: str) -> bool:
-    from service.settings import SETTINGS
-
-    return any(setting.flag == flag for setting in SETTINGS)
 
 
 def _version_there(python: Path | None, *packages: str) -> str:

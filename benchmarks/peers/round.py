@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -50,11 +50,13 @@ class Round:
     ) -> None:
         self._stop()
 
-    def measure(self, workload: Workload, num_runs: int, seed: int) -> dict[str, Samples]:
-        """By peer: the samples of ``num_runs`` turns each, in turn."""
+    def measure(
+        self, workload: Workload, num_runs: int, seed: int, names: Collection[str]
+    ) -> dict[str, Samples]:
+        """By peer of ``names``: the samples of ``num_runs`` turns each, in turn."""
         samples: dict[str, Samples] = {}
         for run in range(num_runs):
-            for running in list(self._running):
+            for running in [one for one in self._running if one.peer.name in names]:
                 name = running.peer.name
                 started = time.monotonic()
                 turn = self._turn(running, workload, 1_000_000 * seed + run)

@@ -20,6 +20,7 @@ from benchmarks.report import RESULTS
 from benchmarks.summary import put_into
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+PICTURE = "![TTFT, decode rate and throughput of each server](images/peers.png)"
 METRICS = {
     "cold_ttft_s": ("TTFT, prompt new", "s"),
     "first_ttft_s": ("TTFT, chat new", "s"),
@@ -38,7 +39,16 @@ def tables(results: Mapping[str, Any]) -> str:
     """All of it; a text that says so where nothing was measured."""
     if not results["samples"]:
         return "Nothing measured yet."
-    parts = [_machine(results), *_goals(results), "", *_figures(results), "", *_peers(results)]
+    parts = [
+        PICTURE,
+        "",
+        _machine(results),
+        *_goals(results),
+        "",
+        *_figures(results),
+        "",
+        *_peers(results),
+    ]
     return "\n".join(parts)
 
 

@@ -34,6 +34,13 @@ class Workload:
     shape: ServerShape
     num_runs: int  # unless told otherwise
     turn: Callable[[CompletionClient, int], Awaitable[Samples]]
+    is_of_cache_off: bool = False  # what our servers without a cache are there for
+
+    def asks(self, peer_name: str) -> bool:
+        """Whether a peer takes part if nobody named the peers."""
+        if self.is_of_cache_off:
+            return peer_name.startswith("headstart")
+        return not peer_name.endswith("nocache")
 
 
 async def warm_up(client: CompletionClient) -> None:
@@ -155,11 +162,11 @@ def _sizes(answers: Sequence[Answer]) -> Samples:
 
 
 WORKLOADS = (
-    Workload("shared_1", "Shared prompt, one user", WIDE, 5, shared_1),
+    Workload("shared_1", "Shared prompt, one user", WIDE, 4, shared_1),
     Workload("shared_8", "Shared prompt, eight users at once", WIDE, 2, shared_8),
     Workload("sessions", "Chats in turn, memory for all", WIDE, 2, sessions),
     Workload("sessions_beyond", "Chats in turn, memory for half", TIGHT, 2, sessions),
-    Workload("zero_reuse", "Prompts that share nothing", WIDE, 5, zero_reuse),
+    Workload("zero_reuse", "Prompts that share nothing", WIDE, 5, zero_reuse, True),
     Workload("long_4k", "Prompt of 4,000 tokens", WIDE, 1, long_context("long_4k")),
     Workload("long_8k", "Prompt of 7,800 tokens", WIDE, 1, long_context("long_8k")),
     Workload("tau_replay", "Replay of tool-calling chats", WIDE, 1, replay_turn),
