@@ -31,7 +31,8 @@ serve: $(VENV)/.installed-serve
 	@exec $(BIN)/headstart serve --model demo $(ARGS)
 
 test: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --maxprocesses 4 \
+		--dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

@@ -19,6 +19,24 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as a worker process does
 # has gone wrong, and must not hang on it.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# The files that take longest, the longest first: begun last, one of them would keep one process
+# busy while the others have nothing left to do. (xdist's own order, by the number of tests, puts
+# files of a few long tests at the end.)
+SLOW_FILES = (
+    "test_user_data.py",
+    "test_cases_tiers.py",
+    "test_demo_equality.py",
+    "test_main_job.py",
+    "test_compose.py",
+    "test_int8_accuracy.py",
+    "test_serve.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: number for number, name in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
 
 @pytest.fixture(scope="session")
 def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SLOW_FILES
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("service", "cache_store", "model_worker")
 MAX_LINES = 400
@@ -69,6 +71,10 @@ def forbidden_imports(file: Path) -> list[str]:
         if is_within(name, "torch") and not any(is_within(own, p) for p in TORCH_PACKAGES):
             found.append(name)
     return found
+
+
+def test_the_files_that_are_begun_first_are_there() -> None:
+    assert [name for name in SLOW_FILES if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_the_walk_finds_the_packages() -> None:
