@@ -15,6 +15,7 @@ NAMES = (
     "decode",
     "kernels",
     "itl_jitter",
+    "speculation",
     "shared_prefix",
     "pressure",
     "kv_cache_dtype",
