@@ -54,7 +54,8 @@ class CompletionClient:
         self._model = model
         self._fields = fields
         self._has_usage_option = has_usage_option
-        limits = httpx.Limits(max_connections=None)
+        # A connection each: some servers close idle ones just when the next request is sent.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(timeout=ANSWER_TIMEOUT_S, limits=limits, trust_env=False)
 
     async def __aenter__(self) -> CompletionClient:
