@@ -32,6 +32,7 @@ from model_worker.batch import ScheduledBatch, StepResult
 from model_worker.coalescer import Coalescer
 from model_worker.engine import Engine, EngineLimits
 from model_worker.lower_tiers import build_lower_tiers
+from model_worker.model_runner import CompletedStep, PendingStep
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import PrefixAction, PrefixCommand
 from model_worker.scheduler import Scheduler
@@ -55,7 +56,7 @@ class FillingRunner:
     def __init__(self, tier: DeviceTier) -> None:
         self._tier = tier
 
-    def execute(self, batch: ScheduledBatch) -> StepResult:
+    def launch(self, batch: ScheduledBatch) -> PendingStep:
         self._tier.copy_rows(batch.copies)
         for item in batch.scheduled:
             lease, start = item.request.lease, item.request.num_computed_tokens
@@ -66,7 +67,8 @@ class FillingRunner:
                 first_row = max(0, start - index * BLOCK_SIZE)
                 for tensor in (self._tier.keys, self._tier.values):
                     tensor[:, block_id, first_row:] = float(index)
-        return StepResult(tuple((7,) if item.reaches_end else () for item in batch.scheduled))
+        tokens = tuple((7,) if item.reaches_end else () for item in batch.scheduled)
+        return CompletedStep(StepResult(tokens))
 
 
 class Churn:

@@ -22,7 +22,7 @@ from benchmarks.report import median_ms, print_table, save
 from model_worker.attention.backend import ATTENTION_NAME
 from model_worker.batch import ScheduledBatch, StepResult
 from model_worker.build import WorkerParts
-from model_worker.model_runner import Runner
+from model_worker.model_runner import CompletedStep, PendingStep, Runner
 
 CASES = ((1, 512), (8, 512), (1, 4096), (8, 4096))
 GOAL = 1.10
@@ -35,10 +35,11 @@ class PretendingRunner:
         self._runner = runner
         self.is_pretending = True
 
-    def execute(self, batch: ScheduledBatch) -> StepResult:
+    def launch(self, batch: ScheduledBatch) -> PendingStep:
         if not self.is_pretending:
-            return self._runner.execute(batch)
-        return StepResult(tuple((7,) if item.reaches_end else () for item in batch.scheduled))
+            return self._runner.launch(batch)
+        tokens = tuple((7,) if item.reaches_end else () for item in batch.scheduled)
+        return CompletedStep(StepResult(tokens))
 
 
 def measure_case(

@@ -22,6 +22,7 @@ from benchmarks.report import median_ms, print_table, save
 from model_worker.batch import ScheduledBatch, StepResult
 from model_worker.build import WorkerParts
 from model_worker.engine import Engine
+from model_worker.model_runner import CompletedStep, PendingStep
 
 NULL_REQUESTS = 64
 
@@ -29,8 +30,9 @@ NULL_REQUESTS = 64
 class NullRunner:
     """Answers each request that reaches its end with the same token."""
 
-    def execute(self, batch: ScheduledBatch) -> StepResult:
-        return StepResult(tuple((7,) if item.reaches_end else () for item in batch.scheduled))
+    def launch(self, batch: ScheduledBatch) -> PendingStep:
+        tokens = tuple((7,) if item.reaches_end else () for item in batch.scheduled)
+        return CompletedStep(StepResult(tokens))
 
 
 class Stopwatch:

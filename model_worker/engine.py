@@ -110,8 +110,7 @@ class Engine:
         if not batch.scheduled:
             self._end_what_cannot_start()
             return
-        self._note_admissions(batch, started_s)
-        result = self._execute(batch)
+        result = self._execute(batch, started_s)
         if result is None:
             return
         updates = self._scheduler.update(batch, result)
@@ -302,10 +301,12 @@ class Engine:
             if item.request.admitted_s is None:
                 item.request.admitted_s = now_s
 
-    def _execute(self, batch: ScheduledBatch) -> StepResult | None:
+    def _execute(self, batch: ScheduledBatch, started_s: float) -> StepResult | None:
         """None where the model failed: the step's requests have been ended with the reason."""
         try:
-            result = self._runner.execute(batch)
+            pending = self._runner.launch(batch)
+            self._note_admissions(batch, started_s)  # what needs no result, while it is computed
+            result = pending.result()
             self._num_failed_in_row = 0
             return result
         except Exception as error:

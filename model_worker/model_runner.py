@@ -6,6 +6,7 @@ queues, of the tree, of why these tokens were scheduled, or whether the model is
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,12 +18,31 @@ from model_worker.sampler import Sampler
 from model_worker.step_inputs import step_inputs
 
 
+class PendingStep(Protocol):
+    """A step that a device may still be computing."""
+
+    def result(self) -> StepResult:
+        """Waits for it. Once; raises what the step failed with."""
+        ...
+
+
 class Runner(Protocol):
     """The seam between engine and model; tests put a scripted one behind it."""
 
-    def execute(self, batch: ScheduledBatch) -> StepResult:
-        """Compute the batch's KV and sample where a request's end is reached."""
+    def launch(self, batch: ScheduledBatch) -> PendingStep:
+        """Have the batch's KV computed. Steps are carried out in the order of their launch; on a
+        CPU this one is complete when the call returns."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedStep:
+    """Of a runner that has nothing to wait for."""
+
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        return self.outcome
 
 
 class ModelRunner:
@@ -35,15 +55,24 @@ class ModelRunner:
         self._block_size = tier.spec.block_size
 
     @torch.inference_mode()
-    def execute(self, batch: ScheduledBatch) -> StepResult:
+    def launch(self, batch: ScheduledBatch) -> PendingStep:
         self._tier.copy_rows(batch.copies)
-        logits = self._forward(batch)
-        ending = [item for item in batch.scheduled if item.reaches_end]
-        drawn = iter(self._sampler.sample(logits, ending) if ending else ())
-        return StepResult(
-            tuple(next(drawn) if item.reaches_end else () for item in batch.scheduled)
-        )
+        return _LaunchedStep(batch, self._forward(batch), self._sampler)
 
     def _forward(self, batch: ScheduledBatch) -> torch.Tensor:
         """Logits (rows that something is sampled from, vocab), in the order of the batch."""
         return self._model.run(step_inputs(batch, self._block_size))
+
+
+@dataclass(frozen=True, slots=True)
+class _LaunchedStep:
+    batch: ScheduledBatch
+    logits: torch.Tensor
+    sampler: Sampler
+
+    @torch.inference_mode()
+    def result(self) -> StepResult:
+        scheduled = self.batch.scheduled
+        ending = [item for item in scheduled if item.reaches_end]
+        drawn = iter(self.sampler.sample(self.logits, ending) if ending else ())
+        return StepResult(tuple(next(drawn) if item.reaches_end else () for item in scheduled))

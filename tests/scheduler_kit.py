@@ -23,6 +23,7 @@ from cache_store.transfer import TransferOrder, TransferResult
 from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
 from model_worker.coalescer import Coalescer
 from model_worker.engine import Engine, EngineLimits
+from model_worker.model_runner import CompletedStep
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import (
     AddRequest,
@@ -106,7 +107,7 @@ class ScriptedRunner:
         # (cached, host, disk) tokens that each request had when it was first computed
         self.found: dict[str, tuple[int, int, int]] = {}
 
-    def execute(self, batch: ScheduledBatch) -> StepResult:
+    def launch(self, batch: ScheduledBatch) -> CompletedStep:
         if self.fails_next:
             self.fails_next = False
             raise RuntimeError("scripted failure")
@@ -119,7 +120,7 @@ class ScriptedRunner:
         written: set[int] = set()
         for item in batch.scheduled:
             written |= self._write(item, written)
-        return StepResult(tuple(self._answer(item) for item in batch.scheduled))
+        return CompletedStep(StepResult(tuple(self._answer(item) for item in batch.scheduled)))
 
     def _answer(self, item: ScheduledRequest) -> tuple[int, ...]:
         run: list[int] = []
