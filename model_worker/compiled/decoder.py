@@ -42,9 +42,9 @@ class CompiledDecoder:
         attends in steps of many tokens."""
         core: Any = model.model
         self._rotary = core.rotary_emb
-        self._embeddings: Floats = core.embed_tokens.weight.detach().numpy()
         weights = stack_layers(model)
         self._layers = tuple(weights)
+        self._embeddings: Floats = core.embed_tokens.weight.detach().numpy()
         self._head = head_weights(model)
         self._norm: Floats = core.norm.weight.detach().numpy()
         self._epsilon = np.float32(core.norm.variance_epsilon)

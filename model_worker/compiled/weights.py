@@ -77,6 +77,7 @@ def stack_layers(model: PreTrainedModel) -> LayerWeights:
     out = _stack([[item.o_proj] for item in attentions])
     gate_up = _stack([[item.gate_proj, item.up_proj] for item in mlps])
     down = _stack([[item.down_proj] for item in mlps])
+    _own_the_rest(model, layers)
     return LayerWeights(
         *qkv,
         *out,
@@ -87,6 +88,20 @@ def stack_layers(model: PreTrainedModel) -> LayerWeights:
         query_norm=_norms([getattr(item, "q_norm", None) for item in attentions]),
         key_norm=_norms([getattr(item, "k_norm", None) for item in attentions]),
     )
+
+
+def _own_the_rest(model: PreTrainedModel, layers: list[Any]) -> None:
+    """Copy what was not stacked: while one tensor is a view of the mapped file, all that was read
+    of the file stays resident."""
+    stacked = {
+        id(module.weight)
+        for layer in layers
+        for module in layer.modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    for parameter in model.parameters():
+        if id(parameter) not in stacked:
+            parameter.data = parameter.data.clone()
 
 
 def head_weights(model: PreTrainedModel) -> HeadWeights:
