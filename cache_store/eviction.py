@@ -13,14 +13,16 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Protocol
 
+from cache_store.adaptive import AdaptivePolicy
+from cache_store.adaptive_queue import AdaptiveQueue
 from cache_store.events import Tier
-from cache_store.radix_node import RadixNode
+from cache_store.radix_node import QUEUE_MARKS, RadixNode
 
 # Keys of one policy compare with each other; nobody looks inside them.
 EvictionKey = Any
 
 
-class EvictionPolicy(Protocol):
+class KeyPolicy(Protocol):
     def key(self, node: RadixNode) -> EvictionKey:
         """The node with the smallest key goes first. Never decreases while the node lives."""
         ...
@@ -40,13 +42,6 @@ class LfuPolicy:
         return node.num_hits, node.last_access
 
 
-class SlruPolicy:
-    """Segmented LRU: what was never hit goes before what was, each by recency."""
-
-    def key(self, node: RadixNode) -> EvictionKey:
-        return node.num_hits > 0, node.last_access
-
-
 class FifoPolicy:
     """Oldest first, whatever its use."""
 
@@ -54,10 +49,12 @@ class FifoPolicy:
         return node.created
 
 
-_POLICIES: dict[str, type[EvictionPolicy]] = {
+EvictionPolicy = KeyPolicy | AdaptivePolicy
+
+_POLICIES: dict[str, type[LruPolicy | AdaptivePolicy | LfuPolicy | FifoPolicy]] = {
     "lru": LruPolicy,
+    "adaptive": AdaptivePolicy,
     "lfu": LfuPolicy,
-    "slru": SlruPolicy,
     "fifo": FifoPolicy,
 }
 EVICTION_POLICIES = tuple(_POLICIES)
@@ -68,6 +65,16 @@ def make_eviction_policy(name: str) -> EvictionPolicy:
     if name not in _POLICIES:
         raise ValueError(f"eviction policy {name!r} is none of {', '.join(EVICTION_POLICIES)}")
     return _POLICIES[name]()
+
+
+def make_eviction_queue(
+    policy: EvictionPolicy, tier: Tier, num_blocks: int
+) -> EvictionQueue | AdaptiveQueue:
+    """The order of leaving a tier of so many blocks."""
+    if isinstance(policy, AdaptivePolicy):
+        policy.add_capacity(num_blocks)
+        return AdaptiveQueue(policy, tier)
+    return EvictionQueue(policy, tier)
 
 
 _Entry = tuple[EvictionKey, RadixNode]
@@ -83,10 +90,10 @@ class EvictionQueue:
 
     MIN_DEAD = 64  # below this many, entries of dead nodes are not worth a clean-up
 
-    def __init__(self, policy: EvictionPolicy, tier: Tier) -> None:
+    def __init__(self, policy: KeyPolicy, tier: Tier) -> None:
         self._policy = policy
         self._tier = tier
-        self._mark = _MARKS[tier]
+        self._mark = QUEUE_MARKS[tier]
         self._line: deque[_Entry] = deque()
         self._heap: list[_Entry] = []
         self._num_dead = 0
@@ -98,7 +105,7 @@ class EvictionQueue:
         return chain(self._line, self._heap)
 
     @property
-    def policy(self) -> EvictionPolicy:
+    def policy(self) -> KeyPolicy:
         return self._policy
 
     def holds(self, node: RadixNode) -> bool:
@@ -156,6 +163,3 @@ class EvictionQueue:
             self._line.append((key, node))
         else:
             heapq.heappush(self._heap, (key, node))
-
-
-_MARKS = {tier: 1 << number for number, tier in enumerate(Tier)}

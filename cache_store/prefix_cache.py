@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from cache_store.adaptive import Visit
 from cache_store.block import num_blocks_for
 from cache_store.block_hash import Namespace
 from cache_store.block_pool import BlockPool
@@ -45,6 +46,7 @@ class _Holding:
     num_shared: int
     bonus_ns: int
     plan: LoadPlan | None  # of a hit in lower tiers, until it is followed
+    visit: Visit | None
     source: RadixNode | None = None
     num_rows: int = 0
     duplicates: list[int] = field(default_factory=list)
@@ -119,7 +121,7 @@ class PrefixCache:
         lease.num_host_tokens, lease.num_disk_tokens = in_tier[Tier.HOST], in_tier[Tier.DISK]
         num_shared = sum(node.num_blocks for node in prefix.path)
         self._holdings[lease] = _Holding(
-            prefix.node, num_shared, bonus_ns, plan, prefix.source, prefix.num_rows
+            prefix.node, num_shared, bonus_ns, plan, prefix.visit, prefix.source, prefix.num_rows
         )
         return lease
 
@@ -202,6 +204,7 @@ class PrefixCache:
             end = insertion.node
         if not lease.has_failed:
             self._tree.touch(end, bonus_ns=holding.bonus_ns)
+            self._tree.residency.ended(holding.visit, end, holding.bonus_ns)
         self._tree.unlock(holding.node)
         self._pool.free(private)
         self._tiers.save_later(end)

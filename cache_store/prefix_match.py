@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cache_store.adaptive import Visit
 from cache_store.block_hash import Namespace
 from cache_store.events import Tier
 from cache_store.radix_node import RadixNode
@@ -66,12 +67,14 @@ class LockedPrefix:
     """A match that has been locked: its last node and the nodes from the root to there.
 
     ``source``, locked on its own, is the node of one block whose first ``num_rows`` rows match.
+    ``visit`` is what an adaptive policy wants to know again when the request ends.
     """
 
     node: RadixNode
     path: list[RadixNode]
     source: RadixNode | None
     num_rows: int
+    visit: Visit | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from cache_store.events import Tier
 from cache_store.token_bytes import TOKEN_BYTES, TokenBytes
 
 if TYPE_CHECKING:
+    from cache_store.adaptive import Cohort
     from cache_store.transfer import TransferJob
 
 
@@ -31,12 +32,13 @@ class RadixNode:
     none; a node in the tree has at least one. ``tier`` is the quickest of them, and no quicker
     than the parent's. ``transfer`` is the job that is copying this node, if any. ``lock_ref``
     counts the locks on this node and below it. ``last_access`` and ``created`` are readings of the
-    tree's clock. A node that has left the tree has no parent.
+    tree's clock, ``cohort`` is the adaptive policy's. A node that has left the tree has no parent.
     """
 
     __slots__ = (
         "block_ids",
         "children",
+        "cohort",
         "created",
         "disk_ids",
         "host_ids",
@@ -69,6 +71,7 @@ class RadixNode:
         self.num_hits = 0
         self.created = created
         self.last_access = created
+        self.cohort: Cohort | None = None
         self.queue_marks = 0  # one bit for each tier's eviction queue that has an entry of it
 
     @property
@@ -168,6 +171,7 @@ def path_of(node: RadixNode) -> list[RadixNode]:
     return path
 
 
+QUEUE_MARKS = {tier: 1 << number for number, tier in enumerate(Tier)}
 _FIELDS = {Tier.DEVICE: "block_ids", Tier.HOST: "host_ids", Tier.DISK: "disk_ids"}
 _tokens_of = attrgetter("tokens")
 

@@ -55,7 +55,7 @@ class RadixTree:
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
         self.roots: dict[bytes, RootNode] = {}
-        self.residency = Residency(capacities, policy, event_blocks)
+        self.residency = Residency(capacities, policy, event_blocks, self.block_bytes)
         self._clock_ns = clock_ns
         self._clock = 0
         self._version = 0  # changes whenever a TreePosition may have become untrue
@@ -111,7 +111,7 @@ class RadixTree:
         if position is None:
             root = self._root(match.namespace.root_hash)
             self.lock(root)
-            return LockedPrefix(root, [], None, 0)
+            return LockedPrefix(root, [], None, 0, self.residency.began(root, self._clock_ns()))
         assert position.version == self._version, "the match is outdated"
         node, source = position.node, position.source
         if position.num_edge_blocks < node.num_blocks:
@@ -129,7 +129,8 @@ class RadixTree:
         else:
             source = None
         self.touch(source or node, is_hit=True, bonus_ns=bonus_ns)
-        return LockedPrefix(node, path_of(node), source, num_rows)
+        began = self.residency.began(node, self._clock_ns())
+        return LockedPrefix(node, path_of(node), source, num_rows, began)
 
     def lock(self, node: RadixNode) -> None:
         """Protect the path from ``node`` to its root from eviction."""

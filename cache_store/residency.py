@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from cache_store.adaptive import AdaptivePolicy, Visit
 from cache_store.block_hash import HASH_BYTES
 from cache_store.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Tier
-from cache_store.eviction import EvictionPolicy, EvictionQueue
+from cache_store.eviction import EvictionPolicy, make_eviction_queue
 from cache_store.radix_node import RadixNode, is_lost
 
 # Events that nobody takes are not collected for ever: their readers start again from a snapshot.
@@ -26,14 +27,24 @@ class Residency:
     """``capacities`` bounds the block ids of each tier that exists; DEVICE always does.
 
     ``event_blocks``: every that many blocks of a path make an event; 0 makes none.
+    ``block_bytes``: those of a full block's tokens.
     """
 
     MIN_STALE_SPARES = 1024
 
     def __init__(
-        self, capacities: Mapping[Tier, int], policy: EvictionPolicy, event_blocks: int = 0
+        self,
+        capacities: Mapping[Tier, int],
+        policy: EvictionPolicy,
+        event_blocks: int = 0,
+        block_bytes: int = 0,
     ) -> None:
-        self.queues = {tier: EvictionQueue(policy, tier) for tier in capacities}
+        self._reuse = policy if isinstance(policy, AdaptivePolicy) else None
+        self._block_bytes = block_bytes
+        self.queues = {
+            tier: make_eviction_queue(policy, tier, num_blocks)
+            for tier, num_blocks in capacities.items()
+        }
         self.num_cached = dict.fromkeys(capacities, 0)  # blocks of the tree, by tier
         self.num_evictable = 0  # of those on the device, not locked
         self._hashes = {
@@ -100,6 +111,8 @@ class Residency:
         assert ids is not None, "there is no copy to give up"
         before = node.tier
         removed = self._event_hashes(node, 0) if before is tier else b""
+        if self._reuse is not None:
+            self._leaves(node, tier)
         node.set_ids(tier, None)
         self._let_go(tier, ids)
         if tier is Tier.DEVICE and node.lock_ref == 0:
@@ -140,6 +153,8 @@ class Residency:
         assert node.block_ids is not None
         first = len(node.block_ids)
         node.block_ids.extend(block_ids)
+        if node.cohort is not None:
+            node.cohort.num_blocks += len(block_ids)
         self.num_cached[Tier.DEVICE] += len(block_ids)
         self._tell_stored(node, first)
 
@@ -149,6 +164,8 @@ class Residency:
         assert ids is not None
         keep = len(ids) - num_blocks
         removed = self._event_hashes(node, keep)
+        if self._reuse is not None:
+            self._reuse.left(node, keep, self.block_hash(Tier.DEVICE, ids[keep]))
         self._given_up[Tier.DEVICE].extend(ids[keep:])
         del ids[keep:]
         del node.tokens[len(node.tokens) - num_bytes :]
@@ -159,6 +176,7 @@ class Residency:
 
     def split(self, node: RadixNode, upper: RadixNode, num_blocks: int) -> None:
         """Divide the copies between ``node`` and ``upper``, which has none yet."""
+        upper.cohort = node.cohort
         for tier in self.num_cached:
             ids = node.ids_in(tier)
             if ids is not None:
@@ -227,6 +245,30 @@ class Residency:
                 self.push(parent)
         self.push(node)
         self._tell_stored(node, 0)
+
+    # ------------------------------------------------------------ requests
+
+    def began(self, node: RadixNode, clock_ns: int) -> Visit | None:
+        """A request has found the path to ``node``; what :meth:`ended` is to be told of it."""
+        return None if self._reuse is None else self._reuse.began(node, clock_ns)
+
+    def ended(self, visit: Visit | None, node: RadixNode, bonus_ns: int) -> None:
+        """That request is done with the path to ``node``."""
+        if self._reuse is not None and visit is not None:
+            self._reuse.ended(visit, node, self._hash_at, bonus_ns)
+
+    def _hash_at(self, node: RadixNode, index: int) -> bytes:
+        tier = node.tier
+        ids = node.ids_in(tier)
+        assert ids is not None
+        return self.block_hash(tier, ids[index])
+
+    def _leaves(self, node: RadixNode, tier: Tier) -> None:
+        """Tell the policy if ``node`` gives up its last copy."""
+        assert self._reuse is not None
+        if not any(node.ids_in(other) for other in self.num_cached if other is not tier):
+            is_full = len(node.tokens) >= self._block_bytes
+            self._reuse.left(node, 0, self._hash_at(node, 0) if is_full else b"")
 
     # ------------------------------------------------------------ events
 

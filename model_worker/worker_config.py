@@ -35,7 +35,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     cache: str = "prefix"  # prefix | none
-    eviction_policy: str = "lru"  # lru | lfu | slru | fifo
+    eviction_policy: str = "lru"  # lru | adaptive | lfu | fifo
     host_cache_size: int | None = None  # bytes; 0 for no host tier
     host_cache_dtype: str = "exact"  # exact | int8: how blocks are coded below the device
     disk_cache_dir: str | None = None  # None for no disk tier

@@ -257,7 +257,7 @@ _CACHE_SETTINGS = (
     ),
     Setting(
         "eviction_policy",
-        kinds.choice("lru", "lfu", "slru", "fifo"),
+        kinds.choice("lru", "adaptive", "lfu", "fifo"),
         "lru",
         "Which unused blocks go first when the pool is full.",
         _WORKER,

@@ -39,7 +39,6 @@ def drain(queue: EvictionQueue) -> list[int]:
         ("fifo", [0, 1, 2, 3]),
         ("lru", [3, 1, 0, 2]),
         ("lfu", [1, 2, 3, 0]),
-        ("slru", [1, 3, 0, 2]),
     ],
 )
 def test_order_of_each_policy(name: str, expected: list[int]) -> None:
@@ -114,6 +113,6 @@ def test_entries_of_dead_nodes_do_not_pile_up() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="'mru' is none of lru, lfu, slru, fifo"):
+    with pytest.raises(ValueError, match="'mru' is none of lru, adaptive, lfu, fifo"):
         make_eviction_policy("mru")
-    assert EVICTION_POLICIES == ("lru", "lfu", "slru", "fifo")
+    assert EVICTION_POLICIES == ("lru", "adaptive", "lfu", "fifo")

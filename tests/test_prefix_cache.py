@@ -322,7 +322,7 @@ def test_integrity_notices_a_lease_that_somebody_lost() -> None:
         cache.check_integrity([])
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "fifo"])
+@pytest.mark.parametrize("policy", ["lru", "adaptive", "lfu", "fifo"])
 def test_every_policy_survives_pressure(policy: str) -> None:
     cache = make_cache(num_blocks=12, policy=policy)
     rng = np.random.default_rng(3)

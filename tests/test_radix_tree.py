@@ -321,7 +321,7 @@ def test_a_hit_path_is_touched_from_leaf_to_root() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "expected"),
-    [("lru", [1, 0, 2]), ("lfu", [2, 1, 0]), ("slru", [2, 1, 0]), ("fifo", [0, 1, 2])],
+    [("lru", [1, 0, 2]), ("lfu", [2, 1, 0]), ("fifo", [0, 1, 2])],
 )
 def test_policies_order_whole_prompts(policy: str, expected: list[int]) -> None:
     tree = make_tree(policy)

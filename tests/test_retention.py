@@ -6,10 +6,12 @@ import pytest
 from cache_store.events import Tier
 from tests.tier_kit import NAMESPACE, TierWorld, prompt
 
+POLICIES = pytest.mark.parametrize("policy", ["lru", "adaptive"])
 
-def make_world(num_device: int, num_host: int = 0) -> TierWorld:
+
+def make_world(num_device: int, num_host: int = 0, policy: str = "lru") -> TierWorld:
     """Its clock has run for a while, as clocks have."""
-    world = TierWorld(num_device, num_host)
+    world = TierWorld(num_device, num_host, policy=policy)
     world.now_s = 10_000.0
     return world
 
@@ -26,6 +28,7 @@ def order_of_leaving(world: TierWorld, numbers: range) -> list[int]:
     return order
 
 
+@POLICIES
 @pytest.mark.parametrize(
     ("bonuses", "order"),
     [
@@ -37,25 +40,29 @@ def order_of_leaving(world: TierWorld, numbers: range) -> list[int]:
         ((600.0, 600.0, 600.0, 600.0), [1, 2, 3, 4]),
     ],
 )
-def test_a_bonus_shifts_the_order_of_leaving(bonuses: tuple[float, ...], order: list[int]) -> None:
-    world = make_world(8)
+def test_a_bonus_shifts_the_order_of_leaving(
+    bonuses: tuple[float, ...], order: list[int], policy: str
+) -> None:
+    world = make_world(8, policy=policy)
     for number, bonus_s in enumerate(bonuses, 1):
         world.now_s += 1.0
         world.store(prompt(number, 2), bonus_s)
     assert order_of_leaving(world, range(1, 5)) == order
 
 
-def test_time_undoes_a_bonus() -> None:
+@POLICIES
+def test_time_undoes_a_bonus(policy: str) -> None:
     for passed_s, first in ((590.0, 2), (610.0, 1)):
-        world = make_world(4)
+        world = make_world(4, policy=policy)
         world.store(prompt(1, 2), 600.0)
         world.now_s += passed_s
         world.store(prompt(2, 2))
         assert order_of_leaving(world, range(1, 3))[0] == first
 
 
-def test_a_later_use_without_a_bonus_takes_nothing_away() -> None:
-    world = make_world(4)
+@POLICIES
+def test_a_later_use_without_a_bonus_takes_nothing_away(policy: str) -> None:
+    world = make_world(4, policy=policy)
     world.store(prompt(1, 2), 600.0)
     world.now_s += 10.0
     world.store(prompt(1, 2))
@@ -64,8 +71,9 @@ def test_a_later_use_without_a_bonus_takes_nothing_away() -> None:
     assert order_of_leaving(world, range(1, 3)) == [2, 1]
 
 
-def test_with_everything_boosted_eviction_still_works() -> None:
-    world = make_world(8)
+@POLICIES
+def test_with_everything_boosted_eviction_still_works(policy: str) -> None:
+    world = make_world(8, policy=policy)
     for number in range(1, 41):
         world.now_s += 1.0
         world.store(prompt(number, 2), 1e9)
@@ -74,8 +82,9 @@ def test_with_everything_boosted_eviction_still_works() -> None:
     assert world.num_cached(Tier.DEVICE) == 8
 
 
-def test_a_bonus_holds_in_lower_tiers_too() -> None:
-    world = make_world(4, num_host=4)
+@POLICIES
+def test_a_bonus_holds_in_lower_tiers_too(policy: str) -> None:
+    world = make_world(4, num_host=4, policy=policy)
     world.store(prompt(1, 2), 600.0)
     world.store(prompt(2, 2))
     for number in (1, 2):
@@ -86,8 +95,9 @@ def test_a_bonus_holds_in_lower_tiers_too() -> None:
     assert not is_stored(world, 2)
 
 
-def test_what_others_share_inherits_the_bonus_of_one() -> None:
-    world = make_world(8)
+@POLICIES
+def test_what_others_share_inherits_the_bonus_of_one(policy: str) -> None:
+    world = make_world(8, policy=policy)
     shared = prompt(1, 2)
     boosted = np.concatenate([shared, prompt(5, 2)])
     world.store(boosted, 600.0)
@@ -107,8 +117,9 @@ def test_use_without_a_bonus_undoes_a_negative_one() -> None:
     assert order_of_leaving(world, range(1, 3)) == [1, 2]
 
 
-def test_a_negative_bonus_takes_nothing_from_others_blocks() -> None:
-    world = make_world(4)
+@POLICIES
+def test_a_negative_bonus_takes_nothing_from_others_blocks(policy: str) -> None:
+    world = make_world(4, policy=policy)
     for number in (1, 2):
         world.now_s += 1.0
         world.store(prompt(number, 2))

@@ -249,7 +249,7 @@ def test_a_process_with_another_hash_seed_finds_the_same_blocks(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("policy", ["lru", "slru"])
+@pytest.mark.parametrize("policy", ["lru", "adaptive"])
 def test_thrashing(family: str, policy: str, tmp_path: Path) -> None:
     """Nine prompts over a device for two, a tiny host tier and a disk for half of them."""
     options = RigOptions(

@@ -110,7 +110,7 @@ def test_every_chunk_size(family: str, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "sdpa"])
-@pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "fifo"])
+@pytest.mark.parametrize("policy", ["lru", "adaptive", "lfu", "fifo"])
 def test_backends_and_policies(backend: str, policy: str) -> None:
     """A pool too small for all prompts, so that each policy evicts, over three rounds."""
     options = RigOptions(

@@ -151,7 +151,7 @@ def test_hits_are_counted_in_the_tier_that_had_them(
     assert shares(replay(prompts, capacity, "lru")) == expected
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "fifo"])
+@pytest.mark.parametrize("policy", ["lru", "adaptive", "lfu", "fifo"])
 @pytest.mark.parametrize(
     "capacity", [Capacity(200, host=300), Capacity(200, disk=300), Capacity(200, 200, 400)]
 )

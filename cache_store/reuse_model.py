@@ -1,0 +1,145 @@
+"""How soon what was used comes back: reuse intervals of each kind of prefix, learned as they come.
+
+Owns the counts and what follows from them, the worth of keeping a block of a kind at an age. Knows
+nothing of nodes, of queues or of what the kinds mean beyond their two features. Ages are in blocks
+that requests have asked for since, so nothing here depends on a clock or on the size of the cache.
+
+The worth is hits per block and unit of time: the largest ratio, over all times one might go on
+holding a block, of its chance to be hit by then to the time it is held. That is hit density (LHD,
+Beckmann, Chen, Cidon, NSDI 2018) with the best stopping time of Gittins' index (J. R. Stat. Soc.
+B 41, 1979) in place of the lifetime that the cache happens to give.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_BINS = 64  # two for each doubling of the age
+NUM_ORIGINS = 7
+NUM_SIZES = 8
+NUM_PRIVATE = NUM_ORIGINS * NUM_SIZES
+NUM_KINDS = NUM_PRIVATE + 17  # the others are prefixes that several continue, by their use
+SUPERSEDED = NUM_KINDS - 1  # what a conversation has left behind
+
+_Floats = NDArray[np.float64]
+
+# What is believed before anything was seen: of those still there at an age, as many come back by
+# twice that age whatever it is (Lomax's law with this exponent, some two in five in a doubling).
+# The worth then falls with age, and the order is that of lru.
+_PRIOR_EXPONENT = 0.64
+_MAX_CHANCE = 0.9
+# Weights of what is believed against what is counted, in requests.
+_PRIOR_FACTOR = 3.0
+_PRIOR_CELL = 8.0
+_SHARED_FACTOR = 2.0  # what several continue is believed to come back as much more often
+
+_SUPERSEDED_FACTOR = 0.2
+
+
+def bin_of(age: int) -> int:
+    """0, 1, 2, 3, [4, 6), [6, 8), [8, 12), ..."""
+    if age < 2:
+        return max(age, 0)
+    length = age.bit_length()
+    return min(2 * length - 2 + (age >> (length - 2) & 1), NUM_BINS - 1)
+
+
+def bin_edges() -> _Floats:
+    """The lowest age of each bin, and of the one after the last."""
+    edges = [0.0, 1.0]
+    for power in range(1, NUM_BINS // 2 + 1):
+        edges += [2.0**power, 1.5 * 2.0**power]
+    return np.array(edges[: NUM_BINS + 1])
+
+
+class ReuseModel:
+    """``half_life``: after how many requests what was counted has half its weight."""
+
+    def __init__(self, half_life: int = 4096) -> None:
+        self._half_life = half_life
+        edges = bin_edges()
+        self._widths = np.diff(edges)
+        self._prior = 1 - ((edges[:-1] + 1) / (edges[1:] + 1)) ** _PRIOR_EXPONENT
+        self._reused = np.zeros((NUM_KINDS, NUM_BINS))
+        self._survived = np.zeros((NUM_KINDS, NUM_BINS))
+        self._num_blocks = 20.0  # of all requests, faded like the counts
+        self._num_requests = 1.0
+        self._origin = np.ones(NUM_ORIGINS)
+        self._size = np.ones(NUM_SIZES)
+        self._worth: list[list[float]] = []
+        self.refresh(0)
+
+    def count_request(self, num_blocks: int) -> None:
+        self._num_requests += 1
+        self._num_blocks += num_blocks
+
+    def count_reuse(self, kind: int, age: int, num_blocks: int) -> None:
+        """So many blocks of ``kind`` were used again at ``age``."""
+        self._reused[kind, bin_of(age)] += num_blocks
+
+    def count_survival(self, kind: int, number: int, num_blocks: int) -> None:
+        """So many blocks of ``kind`` left the bin ``number`` without having been used again."""
+        self._survived[kind, number] += num_blocks
+
+    def worth(self, kind: int, number: int) -> float:
+        """Of a block of ``kind`` whose age is in the bin ``number``, as of the last refresh."""
+        return self._worth[kind][number]
+
+    def refresh(self, num_requests: int) -> None:
+        """Take what was counted since the last time, ``num_requests`` ago, into account."""
+        fade = 0.5 ** (num_requests / self._half_life)
+        self._reused *= fade
+        self._survived *= fade
+        self._num_blocks *= fade
+        self._num_requests *= fade
+        chances = self._chances(self._num_blocks / self._num_requests)
+        self._worth = _worth(chances, self._widths).tolist()
+
+    def _chances(self, blocks_per_request: float) -> _Floats:
+        """(kinds, bins): the chance that what has reached a bin is used again in it.
+
+        Kinds of few observations lean on what the kinds alike have together: one chance per bin
+        for all, times a factor per feature, times one of their own; each bin of a kind then moves
+        from there to what was counted in it, as the counts grow.
+        """
+        weight = blocks_per_request
+        reused, at_risk = self._reused, self._reused + self._survived
+        private, exposed = reused[:NUM_PRIVATE], at_risk[:NUM_PRIVATE]
+        for _ in range(2):
+            factors = np.outer(self._origin, self._size).ravel()
+            num_expected = factors @ exposed + weight
+            pooled = (private.sum(0) + weight * self._prior) / num_expected
+            pooled = np.minimum(pooled, _MAX_CHANCE)
+            hits = private.sum(1).reshape(NUM_ORIGINS, NUM_SIZES)
+            base = (exposed @ pooled).reshape(NUM_ORIGINS, NUM_SIZES)
+            prior = _PRIOR_FACTOR * weight
+            self._origin = (hits.sum(1) + prior) / (base @ self._size + prior)
+            self._size = (hits.sum(0) + prior) / (self._origin @ base + prior)
+        factor = np.empty(NUM_KINDS)
+        factor[:NUM_PRIVATE] = np.outer(self._origin, self._size).ravel()
+        factor[NUM_PRIVATE:] = _SHARED_FACTOR
+        factor[SUPERSEDED] = _SUPERSEDED_FACTOR
+        expected = factor * (at_risk @ pooled)
+        own = np.full(NUM_KINDS, _PRIOR_FACTOR)
+        own[:NUM_PRIVATE] *= weight
+        factor *= (reused.sum(1) + own) / (expected + own)
+        odds = np.outer(factor, pooled)
+        believed = odds / (1 - pooled + odds)
+        cell = np.full((NUM_KINDS, 1), _PRIOR_CELL)
+        cell[:NUM_PRIVATE] *= weight
+        chances: _Floats = (reused + cell * believed) / (at_risk + cell)
+        return chances
+
+
+def _worth(chances: _Floats, widths: _Floats) -> _Floats:
+    """(kinds, bins): the largest ratio of hits to time held, over all times to stop at."""
+    worth = np.empty_like(chances)
+    held = widths * (1 - chances / 2)  # what is used again leaves half-way, as it were
+    for first in range(chances.shape[1]):
+        left = np.cumprod(1 - chances[:, first:], axis=1)
+        alive = np.concatenate([np.ones((len(chances), 1)), left[:, :-1]], axis=1)
+        hits = np.cumsum(alive * chances[:, first:], axis=1)
+        time = np.cumsum(alive * held[:, first:], axis=1)
+        worth[:, first] = (hits / time).max(axis=1)
+    return worth
