@@ -253,6 +253,8 @@ class AdaptivePolicy:
             return
         cohort.num_gone += num_blocks
         if cohort.ghost is not None:
+            if cohort.ghost_start <= node.start + first:
+                return  # a whole subtree goes, its parents first
             self._ghosts.pop(cohort.ghost, None)
         elif len(self._ghosts) >= self.max_ghosts:
             self._forget_ghost(self._ghosts.pop(next(iter(self._ghosts))))

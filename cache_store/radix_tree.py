@@ -121,13 +121,12 @@ class RadixTree:
             node, source = node.parent, None
         self.lock(node)
         num_rows = 0
-        if source is not None and match.partial is not None and not source.tier.is_below(lowest):
-            num_rows = match.partial.num_rows
-            if source.num_blocks > 1:
-                source = self._split(source, 1)
-            self.lock(source)
-        else:
+        if source is None or match.partial is None or source.tier.is_below(lowest):
             source = None
+        else:
+            num_rows = match.partial.num_rows
+            source = self._split(source, 1) if source.num_blocks > 1 else source
+            self.lock(source)
         self.touch(source or node, is_hit=True, bonus_ns=bonus_ns)
         began = self.residency.began(node, self._clock_ns())
         return LockedPrefix(node, path_of(node), source, num_rows, began)

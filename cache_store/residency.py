@@ -111,8 +111,9 @@ class Residency:
         assert ids is not None, "there is no copy to give up"
         before = node.tier
         removed = self._event_hashes(node, 0) if before is tier else b""
-        if self._reuse is not None:
-            self._leaves(node, tier)
+        others = (other for other in self.num_cached if other is not tier)
+        if self._reuse is not None and all(node.ids_in(other) is None for other in others):
+            self._leaves(self._reuse, node)
         node.set_ids(tier, None)
         self._let_go(tier, ids)
         if tier is Tier.DEVICE and node.lock_ref == 0:
@@ -133,6 +134,8 @@ class Residency:
         for node in nodes:
             if self._event_blocks:
                 removed.append(self._event_hashes(node, 0))
+            if self._reuse is not None:
+                self._leaves(self._reuse, node)
             num_blocks += node.num_blocks
             if node.parent is not None:
                 node.parent.count_child(node.tier, -1)
@@ -263,12 +266,9 @@ class Residency:
         assert ids is not None
         return self.block_hash(tier, ids[index])
 
-    def _leaves(self, node: RadixNode, tier: Tier) -> None:
-        """Tell the policy if ``node`` gives up its last copy."""
-        assert self._reuse is not None
-        if not any(node.ids_in(other) for other in self.num_cached if other is not tier):
-            is_full = len(node.tokens) >= self._block_bytes
-            self._reuse.left(node, 0, self._hash_at(node, 0) if is_full else b"")
+    def _leaves(self, reuse: AdaptivePolicy, node: RadixNode) -> None:
+        is_full = len(node.tokens) >= self._block_bytes
+        reuse.left(node, 0, self._hash_at(node, 0) if is_full else b"")
 
     # ------------------------------------------------------------ events
 

@@ -29,6 +29,7 @@ _Floats = NDArray[np.float64]
 # The worth then falls with age, and the order is that of lru.
 _PRIOR_EXPONENT = 0.64
 _MAX_CHANCE = 0.9
+_NEARNESS = 0.93  # what a kind does at one age says so much of the next bin
 # Weights of what is believed against what is counted, in requests.
 _PRIOR_FACTOR = 3.0
 _PRIOR_CELL = 8.0
@@ -65,8 +66,10 @@ class ReuseModel:
         self._survived = np.zeros((NUM_KINDS, NUM_BINS))
         self._num_blocks = 20.0  # of all requests, faded like the counts
         self._num_requests = 1.0
-        self._origin = np.ones(NUM_ORIGINS)
-        self._size = np.ones(NUM_SIZES)
+        self._origin = np.ones((NUM_ORIGINS, NUM_BINS))
+        self._size = np.ones((NUM_SIZES, NUM_BINS))
+        apart = np.abs(np.subtract.outer(np.arange(NUM_BINS), np.arange(NUM_BINS)))
+        self._near = _NEARNESS**apart  # what one bin says of another
         self._worth: list[list[float]] = []
         self.refresh(0)
 
@@ -100,31 +103,38 @@ class ReuseModel:
         """(kinds, bins): the chance that what has reached a bin is used again in it.
 
         Kinds of few observations lean on what the kinds alike have together: one chance per bin
-        for all, times a factor per feature, times one of their own; each bin of a kind then moves
-        from there to what was counted in it, as the counts grow.
+        for all, times a factor per feature, times one of their own, each learned from the ages
+        nearby; each bin of a kind then moves from there to what was counted in it, as the counts
+        grow. So where a kind was never seen, as at great ages, the order is that of lru.
         """
         weight = blocks_per_request
+        prior = _PRIOR_FACTOR * weight
         reused, at_risk = self._reused, self._reused + self._survived
-        private, exposed = reused[:NUM_PRIVATE], at_risk[:NUM_PRIVATE]
+        shape = NUM_ORIGINS, NUM_SIZES, NUM_BINS
+        private, exposed = (n[:NUM_PRIVATE].reshape(shape) for n in (reused, at_risk))
         for _ in range(2):
-            factors = np.outer(self._origin, self._size).ravel()
-            num_expected = factors @ exposed + weight
-            pooled = (private.sum(0) + weight * self._prior) / num_expected
+            factors = self._origin[:, None] * self._size
+            hits, expected = private.sum((0, 1)), (factors * exposed).sum((0, 1))
+            # Ages that nothing has reached yet are taken to be as those before them were, not
+            # as was believed at first: else what is oldest would seem to be worth most.
+            level = (hits @ self._near + weight) / ((expected * self._prior) @ self._near + weight)
+            pooled = (hits + prior * level * self._prior) / (expected + prior)
             pooled = np.minimum(pooled, _MAX_CHANCE)
-            hits = private.sum(1).reshape(NUM_ORIGINS, NUM_SIZES)
-            base = (exposed @ pooled).reshape(NUM_ORIGINS, NUM_SIZES)
-            prior = _PRIOR_FACTOR * weight
-            self._origin = (hits.sum(1) + prior) / (base @ self._size + prior)
-            self._size = (hits.sum(0) + prior) / (self._origin @ base + prior)
-        factor = np.empty(NUM_KINDS)
-        factor[:NUM_PRIVATE] = np.outer(self._origin, self._size).ravel()
+            base = exposed * pooled
+            self._origin = (private.sum(1) @ self._near + prior) / (
+                (base * self._size).sum(1) @ self._near + prior
+            )
+            self._size = (private.sum(0) @ self._near + prior) / (
+                (base * self._origin[:, None]).sum(0) @ self._near + prior
+            )
+        factor = np.empty((NUM_KINDS, NUM_BINS))
+        factor[:NUM_PRIVATE] = (self._origin[:, None] * self._size).reshape(-1, NUM_BINS)
         factor[NUM_PRIVATE:] = _SHARED_FACTOR
         factor[SUPERSEDED] = _SUPERSEDED_FACTOR
-        expected = factor * (at_risk @ pooled)
-        own = np.full(NUM_KINDS, _PRIOR_FACTOR)
+        own = np.full((NUM_KINDS, 1), _PRIOR_FACTOR)
         own[:NUM_PRIVATE] *= weight
-        factor *= (reused.sum(1) + own) / (expected + own)
-        odds = np.outer(factor, pooled)
+        factor *= (reused @ self._near + own) / ((factor * at_risk * pooled) @ self._near + own)
+        odds = factor * pooled
         believed = odds / (1 - pooled + odds)
         cell = np.full((NUM_KINDS, 1), _PRIOR_CELL)
         cell[:NUM_PRIVATE] *= weight
