@@ -256,6 +256,8 @@ def test_all_servers_get_the_same_kv_bytes() -> None:
     assert option(commands["llama-f32"], "--ctx-size") == str(2_304)  # K and V in float32
     assert option(commands["llama-q4_1"], "--ctx-size") == str(2 * 2_304)  # in float16
     assert "--host-cache-size" in commands["headstart-f32"]
+    assert option(commands["headstart-f32"], "--speculation") == "auto"
+    assert option(commands["headstart-int8-nodrafts"], "--speculation") == "off"
     assert "--host-cache-size" not in commands["headstart-f32-nocache"]
 
 
@@ -271,6 +273,7 @@ def test_servers_without_a_cache_are_asked_what_shows_their_price() -> None:
     }
     assert asked == {"zero_reuse"}
     assert [w.name for w in WORKLOADS if not w.asks("vllm-f32")] == ["zero_reuse"]
+    assert [w.name for w in WORKLOADS if w.asks("headstart-f32-nodrafts")] == ["shared_1"]
 
 
 # -- prompts

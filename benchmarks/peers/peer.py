@@ -86,6 +86,7 @@ class RunningPeer:
 def all_peers(places: Places) -> list[Peer]:
     return [
         *(_ours(kind, cache) for cache in ("prefix", "none") for kind in ("f32", "int8")),
+        *(_ours(kind, speculation="off") for kind in ("f32", "int8")),
         _vllm(places),
         _llama(places, "q4_1", places.model_gguf),
         _llama(places, "f32", places.f32_gguf),
@@ -93,7 +94,7 @@ def all_peers(places: Places) -> list[Peer]:
     ]
 
 
-def _ours(kind: str, cache: str) -> Peer:
+def _ours(kind: str, cache: str = "prefix", speculation: str = "auto") -> Peer:
     def launch(shape: ServerShape, port: int) -> Start:
         command = [sys.executable, "-m", "service.cli", "serve", "--model", MODEL_NAME]
         command += ["--port", str(port), "--cache", cache, "--dtype", "float32"]
@@ -103,12 +104,17 @@ def _ours(kind: str, cache: str) -> Peer:
             command += ["--host-cache-size", str(HOST_CACHE_BYTES)]
         if kind == "int8":
             command += ["--quantization", "int8"]
+        command += ["--speculation", speculation]
         return Start(tuple(command))
 
-    suffix = "" if cache == "prefix" else "-nocache"
+    suffix, option = "", ""
+    if cache == "none":
+        suffix, option = "-nocache", " --cache none"
+    if speculation == "off":
+        suffix, option = suffix + "-nodrafts", option + " --speculation off"
     return Peer(
         name=f"headstart-{kind}{suffix}",
-        title=f"Headstart {kind}" + (" --cache none" if suffix else ""),
+        title=f"Headstart {kind}{option}",
         version=version_of_package("headstart") or "of this checkout",
         weight_format=kind,
         launch=launch,
