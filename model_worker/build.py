@@ -272,6 +272,8 @@ def warm_up(parts: WorkerParts) -> None:
         )
         while engine.has_work:
             engine.step()
+        if number == 0:
+            parts.pacer.costs.clear()  # kernels may have been compiled meanwhile
     for output in engine.take_outputs()["warm-up"]:
         if output.error is not None:
             raise ModelLoadError(f"the first request, a trial, failed: {output.error.message}")

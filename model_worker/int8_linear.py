@@ -1,7 +1,8 @@
 """Linear layers whose weights are int8 with a scale per output; activations stay as they are.
 
 Owns the coding of weights and its use in whole models. Since activations are not rounded, a row's
-result does not depend on the rows beside it. Knows nothing of which model it is in.
+result does not depend on the rows beside it, up to the rounding of sums. Knows nothing of which
+model it is in.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class Int8Linear(torch.nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # Decoded before the product: sums of weights up to 127 would leave float16's range.
         parts = [
-            F.linear(x, weight.to(x.dtype)) * scale.to(x.dtype)
+            F.linear(x, (weight * scale.unsqueeze(1)).to(x.dtype))
             for weight, scale in zip(
                 torch.split(self.weight, _OUTPUTS_AT_ONCE),
                 torch.split(self.scale, _OUTPUTS_AT_ONCE),
@@ -49,7 +51,8 @@ def quantize_linears(model: torch.nn.Module) -> int:
     An input embedding that is tied to the output keeps its own numbers: rows are looked up in it.
     """
     count = 0
-    for module in list(model.modules()):
+    # Without the layers themselves: a list of these would hold them until the end.
+    for module in [module for module in model.modules() if type(module) is not torch.nn.Linear]:
         for name, child in list(module.named_children()):
             if type(child) is torch.nn.Linear:
                 setattr(module, name, Int8Linear(child))

@@ -57,7 +57,8 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> PendingStep:
         self._tier.copy_rows(batch.copies)
-        return _LaunchedStep(batch, self._forward(batch), self._sampler)
+        logits = self._forward(batch)
+        return _LaunchedStep(batch, logits, self._sampler, _mark_of(logits.device))
 
     def _forward(self, batch: ScheduledBatch) -> torch.Tensor:
         """Logits (rows that something is sampled from, vocab), in the order of the batch."""
@@ -69,10 +70,24 @@ class _LaunchedStep:
     batch: ScheduledBatch
     logits: torch.Tensor
     sampler: Sampler
+    computed: torch.cuda.Event | None
 
     @torch.inference_mode()
     def result(self) -> StepResult:
         scheduled = self.batch.scheduled
         ending = [item for item in scheduled if item.reaches_end]
         drawn = iter(self.sampler.sample(self.logits, ending) if ending else ())
+        if self.computed is not None:
+            # Where nothing was drawn, nobody has waited yet: the step's blocks may be read by
+            # other streams, and its time counts, only once it is done.
+            self.computed.synchronize()
         return StepResult(tuple(next(drawn) if item.reaches_end else () for item in scheduled))
+
+
+def _mark_of(device: torch.device) -> torch.cuda.Event | None:
+    """Passed once all that was queued so far is done; None where nothing is queued."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event

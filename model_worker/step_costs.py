@@ -31,6 +31,12 @@ class StepCosts:
         self._prefill_token_s = _Average()
         self._draft_s: dict[int, _Average] = {}  # by bit length of all rows of the step
 
+    def clear(self) -> None:
+        """Forget all: what was measured is no longer what steps take."""
+        self._decode_step_s.clear()
+        self._draft_s.clear()
+        self._prefill_token_s.value = None
+
     @property
     def prefill_token_s(self) -> float | None:
         """What a prefill token adds to a step."""

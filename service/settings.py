@@ -223,7 +223,8 @@ _MODEL_SETTINGS = (
         "quantization",
         kinds.choice("none", "int8"),
         "none",
-        "int8 keeps the weights of linear layers in 8 bits: faster answers, close but not equal.",
+        "int8 keeps the weights of linear layers in 8 bits: less memory, on a CPU also faster "
+        "answers, close but not equal.",
         _WORKER,
         "KIND",
     ),

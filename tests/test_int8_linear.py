@@ -69,3 +69,13 @@ def test_the_demo_model_stays_close() -> None:
     assert agreement >= 0.95
     assert loss[1] - loss[0] <= 0.0198  # ln(1.02)
     assert float((exact - coded).abs().max()) > 0.05
+
+
+def test_half_precision_does_not_overflow() -> None:
+    linear = make_linear(4, 64, bias=False)
+    x = torch.ones(1, 64)
+    x[0, 5] = 900.0
+    wanted = linear(x)
+    coded = Int8Linear(linear)(x.half())
+    assert bool(coded.isfinite().all())
+    torch.testing.assert_close(coded.float(), wanted, rtol=0.02, atol=1.0)

@@ -57,3 +57,15 @@ def test_drafts_beside_a_prompt_are_part_of_its_chunk() -> None:
     costs = measured()
     costs.record(1, 90, 0.040 + 0.400, num_drafts=10)
     assert costs.prefill_token_s == pytest.approx(0.002 + SMOOTHING * 0.002)
+
+
+def test_what_was_measured_can_be_forgotten() -> None:
+    costs = StepCosts()
+    costs.record(1, 0, 5.0)
+    costs.record(1, 10, 6.0)
+    costs.record(1, 0, 5.0, 0)
+    costs.record(1, 0, 7.0, 2)
+    costs.clear()
+    assert costs.decode_step_s(1) is None
+    assert costs.prefill_token_s is None
+    assert costs.drafts_s(1, 2) == 0.0

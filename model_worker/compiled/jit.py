@@ -7,6 +7,7 @@ runs what was compiled from other sources.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import tempfile
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,18 +32,24 @@ def kernel(*, is_parallel: bool = False, is_exact: bool = False) -> Callable[[Fu
     return typed
 
 
+@functools.cache
 def _cache_folder() -> Path:
-    """Beside the sources; where that cannot be written, in the user's cache, or for this run."""
+    """Beside the sources; where that cannot be written, in the user's cache, or for this run.
+
+    Of its own for each kind of CPU: machines that share a volume do not share machine code.
+    """
     package = Path(__file__).parent
     digest = hashlib.sha256()
     for source in sorted(package.glob("*.py")):
         digest.update(source.read_bytes())
+    digest.update(f"{get_host_cpu_name()} {get_host_cpu_features().flatten()}".encode())
     name = f"kernels-{digest.hexdigest()[:16]}"
-    for parent in (package / "__pycache__", Path.home() / ".cache" / "headstart"):
+    for parent in (package / "__pycache__", Path("~/.cache/headstart")):
         try:
+            parent = parent.expanduser()
             (parent / name).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=parent / name):
                 return parent / name
-        except OSError:
+        except (OSError, RuntimeError):  # the latter where there is no home
             continue
     return Path(tempfile.mkdtemp(prefix="headstart-kernels-"))

@@ -2,8 +2,9 @@
 
 With few rows a linear layer only streams its weights, and torch's GEMM reaches a third to a half of
 the memory's speed there. These kernels read each weight once, in rows as a checkpoint holds them,
-and come close to it. Weights are float32, or int8 with a scale per output (then a weight costs a
-quarter of the bytes; activations stay float32, so that no row depends on its batch).
+and come close to it. Weights are float32, or int8 with a scale per output: a weight then costs a
+quarter of the bytes. Activations stay float32, so that no row depends on its batch beyond the
+rounding of sums.
 
 Knows arrays only: no module, no model, no torch.
 """

@@ -61,7 +61,7 @@ def fits(model: PreTrainedModel) -> bool:
     config = model.config
     return (
         type(model).__name__ in _CLASSES
-        and model.dtype == torch.float32
+        and all(parameter.dtype == torch.float32 for parameter in model.parameters())
         and model.device.type == "cpu"
         and getattr(config, "hidden_act", None) == "silu"
         and not getattr(config, "mlp_bias", False)
@@ -116,13 +116,14 @@ def _stack(groups: list[list[torch.nn.Module]]) -> tuple[NDArray[Any], Floats, F
     if len(modules) == 1:
         weight = _weight(modules[0])[None]  # nothing to join: a tied embedding stays tied
     else:
-        weight = torch.stack([torch.cat([_weight(item) for item in group]) for group in groups])
+        outputs = sum(_weight(item).shape[0] for item in groups[0])
+        first = _weight(modules[0])
+        weight = torch.empty(len(groups), outputs, first.shape[1], dtype=first.dtype)
         for group, stacked in zip(groups, weight, strict=True):
-            start = 0
-            for module in group:
-                stop = start + _weight(module).shape[0]
-                _weight(module).data = stacked[start:stop]
-                start = stop
+            parts = stacked.split([_weight(item).shape[0] for item in group])
+            for module, part in zip(group, parts, strict=True):
+                # One at a time: the originals and the copy of one module are all that is held.
+                _weight(module).data = part.copy_(_weight(module))
     scale = torch.stack([torch.cat([_scale(item) for item in group]) for group in groups])
     bias = torch.stack([torch.cat([_bias(item) for item in group]) for group in groups])
     return weight.detach().numpy(), scale.numpy(), bias.detach().numpy()

@@ -161,6 +161,8 @@ def _quantize(model: PreTrainedModel, quantization: str) -> None:
         )
     if quantization == "int8" and quantize_linears(model) == 0:
         raise ModelLoadError("--quantization int8: this model has no linear layers of torch's kind")
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what the weights took before counts as free memory again
 
 
 def _read_model(
