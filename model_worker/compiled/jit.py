@@ -27,7 +27,13 @@ def kernel(*, is_parallel: bool = False, is_exact: bool = False) -> Callable[[Fu
     are done as written, which makes loops over floats several times slower.
     """
     vars(numba.config)["CACHE_DIR"] = str(_cache_folder())
-    compiled: Any = numba.njit(parallel=is_parallel, fastmath=not is_exact, nogil=True, cache=True)
+    compiled: Any = numba.njit(
+        parallel=is_parallel,
+        fastmath=not is_exact,
+        error_model="numpy",  # no exception out of the middle of a step: NaN, as everywhere else
+        nogil=True,
+        cache=True,
+    )
     typed: Callable[[Function], Function] = compiled
     return typed
 

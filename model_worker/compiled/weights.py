@@ -110,6 +110,7 @@ def head_weights(model: PreTrainedModel) -> HeadWeights:
     return HeadWeights(weight[0], scale[0], bias[0])
 
 
+@torch.no_grad()
 def _stack(groups: list[list[torch.nn.Module]]) -> tuple[NDArray[Any], Floats, Floats]:
     """Weights, scales and biases (groups, outputs of a group, inputs); the modules become views."""
     modules = [module for group in groups for module in group]
@@ -119,11 +120,15 @@ def _stack(groups: list[list[torch.nn.Module]]) -> tuple[NDArray[Any], Floats, F
         outputs = sum(_weight(item).shape[0] for item in groups[0])
         first = _weight(modules[0])
         weight = torch.empty(len(groups), outputs, first.shape[1], dtype=first.dtype)
-        for group, stacked in zip(groups, weight, strict=True):
-            parts = stacked.split([_weight(item).shape[0] for item in group])
-            for module, part in zip(group, parts, strict=True):
+        for index, group in enumerate(groups):
+            start = 0
+            for module in group:
                 # One at a time: the originals and the copy of one module are all that is held.
-                _weight(module).data = part.copy_(_weight(module))
+                own = _weight(module).data
+                part = weight[index, start : start + len(own)]
+                part.copy_(own)
+                _weight(module).data = part
+                start += len(own)
     scale = torch.stack([torch.cat([_scale(item) for item in group]) for group in groups])
     bias = torch.stack([torch.cat([_bias(item) for item in group]) for group in groups])
     return weight.detach().numpy(), scale.numpy(), bias.detach().numpy()
