@@ -200,7 +200,7 @@ class World:
             if is_caching
             else NullCache(num_blocks, BLOCK)
         )
-        pacer = PrefillPacer(1e9, max_batched)
+        self.pacer = pacer = PrefillPacer(1e9, max_batched)
         self.scheduler = Scheduler(
             self.cache,
             pacer,

@@ -20,7 +20,8 @@ def parts_of(world: World, max_model_len: int = MAX_MODEL_LEN) -> WorkerParts:
         assert not is_storing
         return world.engine
 
-    return cast(WorkerParts, SimpleNamespace(new_engine=new_engine, loaded=loaded))
+    parts = SimpleNamespace(new_engine=new_engine, loaded=loaded, pacer=world.pacer)
+    return cast(WorkerParts, parts)
 
 
 @pytest.mark.parametrize("max_model_len", [2, 8, 9, MAX_MODEL_LEN])
@@ -30,6 +31,26 @@ def test_the_trial_leaves_nothing_behind(max_model_len: int) -> None:
     assert world.runner.batches
     stats = world.engine.stats()
     assert stats.num_free_blocks == stats.num_blocks
+
+
+def test_what_the_first_request_pays_for_set_up_is_forgotten() -> None:
+    world = World(is_caching=False)
+    clear = world.pacer.costs.clear
+    forgotten: list[float | None] = []
+
+    def note() -> None:
+        forgotten.append(world.pacer.costs.decode_step_s(1))
+        clear()
+
+    world.pacer.costs.record(1, 0, 60.0)  # a step in which kernels were compiled
+    world.pacer.costs.clear = note  # type: ignore[method-assign]
+    warm_up(parts_of(world))
+    assert len(forgotten) == 1
+    assert forgotten[0] is not None
+    assert forgotten[0] > 1.0
+    after = world.pacer.costs.decode_step_s(1)
+    assert after is not None
+    assert after < 1.0 + 1e-9
 
 
 def test_a_model_that_fails_is_not_served() -> None:
