@@ -42,6 +42,7 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
         _draw(axes, results, workload, metric)
         better = "more" if metric.endswith("_per_s") else "less"
         axes.set_title(f"{title}: {better} is better", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
