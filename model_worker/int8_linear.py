@@ -1,8 +1,8 @@
 """Linear layers whose weights are int8 with a scale per output; activations stay as they are.
 
-Owns the coding of weights and its use in whole models. Since activations are not rounded, a row's
-result does not depend on the rows beside it, up to the rounding of sums. Knows nothing of which
-model it is in.
+Owns the use of int8 in whole models; a weight is coded by kv_store's rule, output by output. Since
+activations are not rounded, a row's result does not depend on the rows beside it, up to the
+rounding of sums. Knows nothing of which model it is in.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-_INT8_MAX = 127.0
+from model_worker.attention.kv_store import dequantize, quantize
+
 # Outputs whose weights are decoded at once for many rows: the copy stays in the cache.
 _OUTPUTS_AT_ONCE = 4096
 
@@ -23,10 +24,8 @@ class Int8Linear(torch.nn.Module):
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        weight = linear.weight.detach().float()
-        scale = weight.abs().amax(dim=1) / _INT8_MAX
-        steps = torch.where(scale == 0.0, 1.0, scale).unsqueeze(1)
-        self.register_buffer("weight", (weight / steps).round_().to(torch.int8))
+        weight, scale = quantize(linear.weight.detach())
+        self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.bias = linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -34,7 +33,7 @@ class Int8Linear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # Decoded before the product: sums of weights up to 127 would leave float16's range.
         parts = [
-            F.linear(x, (weight * scale.unsqueeze(1)).to(x.dtype))
+            F.linear(x, dequantize(weight, scale, x.dtype))
             for weight, scale in zip(
                 torch.split(self.weight, _OUTPUTS_AT_ONCE),
                 torch.split(self.scale, _OUTPUTS_AT_ONCE),

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from model_worker.compiled.linear import linear
+from model_worker.compiled.weights import bias_of, scale_of
 from model_worker.int8_linear import Int8Linear
 
 # From about here on a BLAS gets more out of the cores than it loses by packing the weights.
@@ -21,13 +21,10 @@ class StreamedLinear(torch.nn.Module):
 
     def __init__(self, layer: torch.nn.Linear | Int8Linear) -> None:
         super().__init__()
-        outputs = layer.out_features
         self.layer = layer
-        self.in_features, self.out_features = layer.in_features, outputs
+        self.in_features, self.out_features = layer.in_features, layer.out_features
         self._weight = layer.weight.detach().numpy()
-        scale = layer.scale if isinstance(layer, Int8Linear) else torch.ones(outputs)
-        bias = torch.zeros(outputs) if layer.bias is None else layer.bias
-        self._scale, self._bias = scale.numpy(), bias.detach().numpy()
+        self._scale, self._bias = scale_of(layer).numpy(), bias_of(layer).detach().numpy()
 
     @property
     def weight(self) -> torch.Tensor:
@@ -40,10 +37,8 @@ class StreamedLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.numel() // self.in_features
         if rows > MAX_FEW_ROWS:
-            if isinstance(self.layer, Int8Linear):
-                output: torch.Tensor = self.layer(x)
-                return output
-            return F.linear(x, self.layer.weight, self.layer.bias)
+            many: torch.Tensor = self.layer(x)
+            return many
         output = torch.empty(*x.shape[:-1], self.out_features)
         linear(
             np.ascontiguousarray(x.reshape(rows, self.in_features).numpy()),

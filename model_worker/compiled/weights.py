@@ -129,8 +129,8 @@ def _stack(groups: list[list[torch.nn.Module]]) -> tuple[NDArray[Any], Floats, F
                 part.copy_(own)
                 _weight(module).data = part
                 start += len(own)
-    scale = torch.stack([torch.cat([_scale(item) for item in group]) for group in groups])
-    bias = torch.stack([torch.cat([_bias(item) for item in group]) for group in groups])
+    scale = torch.stack([torch.cat([scale_of(item) for item in group]) for group in groups])
+    bias = torch.stack([torch.cat([bias_of(item) for item in group]) for group in groups])
     return weight.detach().numpy(), scale.numpy(), bias.detach().numpy()
 
 
@@ -140,13 +140,15 @@ def _weight(module: torch.nn.Module) -> torch.Tensor:
     return weight
 
 
-def _scale(module: torch.nn.Module) -> torch.Tensor:
+def scale_of(module: torch.nn.Module) -> torch.Tensor:
+    """(outputs,): ones where the weights are not coded."""
     if isinstance(module, Int8Linear):
         return module.scale
     return torch.ones(_weight(module).shape[0])
 
 
-def _bias(module: torch.nn.Module) -> torch.Tensor:
+def bias_of(module: torch.nn.Module) -> torch.Tensor:
+    """(outputs,): zeros where there is none."""
     bias = module.bias
     if isinstance(bias, torch.Tensor):
         return bias
