@@ -51,12 +51,14 @@ class BlockPool:
         """
         assert 0 <= num_blocks <= self.num_free, f"{num_blocks} of {self.num_free} free blocks"
         taken: list[int] = []
-        if after is not None and after + 1 < self.num_blocks and num_blocks:
-            length = self._length_at_start[after + 1]
-            if length and self._is_free[after + 1]:
-                count = min(num_blocks, length)
-                self._carve(after + 1, length, 0, count)
-                taken.extend(range(after + 1, after + 1 + count))
+        if after is not None and num_blocks:
+            start = after + 1
+            if start < self.num_blocks and self._is_free[start]:
+                length = self._length_at_start[start]
+                if length:  # or else ``after`` is free, too
+                    count = min(num_blocks, length)
+                    self._carve(start, length, 0, count)
+                    taken.extend(range(start, start + count))
         while len(taken) < num_blocks:
             start, length = self._largest_run()
             count = min(num_blocks - len(taken), length)
@@ -141,18 +143,17 @@ class BlockPool:
 
     def _carve(self, start: int, length: int, offset: int, count: int) -> None:
         """Take ``count`` blocks out of a free run, from ``offset`` on."""
-        self._unlink(start, length)
         first, end = start + offset, start + offset + count
         self._is_free[first:end] = bytes(count)
         self.num_free -= count
+        self._unlink(start, length)
         if offset:
             self._link(start, offset)
-        if offset + count < length:
-            self._link(end, length - offset - count)
+        if end < start + length:
+            self._link(end, start + length - end)
 
     def _link(self, start: int, length: int) -> None:
-        self._length_at_start[start] = length
-        self._length_at_end[start + length - 1] = length
+        self._length_at_start[start] = self._length_at_end[start + length - 1] = length
         self.num_free_runs += 1
         heapq.heappush(self._heap, (-length << _START_BITS) + start)
         if len(self._heap) > 2 * self.num_free_runs + 64:
@@ -160,8 +161,7 @@ class BlockPool:
             heapq.heapify(self._heap)
 
     def _unlink(self, start: int, length: int) -> None:
-        self._length_at_start[start] = 0
-        self._length_at_end[start + length - 1] = 0
+        self._length_at_start[start] = self._length_at_end[start + length - 1] = 0
         self.num_free_runs -= 1
 
 

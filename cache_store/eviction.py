@@ -119,17 +119,17 @@ class EvictionQueue:
 
     def pop(self) -> RadixNode | None:
         """Take out the leaf to evict next; None when there is none."""
-        line, heap = self._line, self._heap
+        line, heap, tier, key_of = self._line, self._heap, self._tier, self._policy.key
         while line or heap:
             if not heap or (line and line[0] < heap[0]):
                 entry_key, node = line.popleft()
             else:
                 entry_key, node = heapq.heappop(heap)
-            if not node.is_evictable_from(self._tier):
+            if not node.is_evictable_from(tier):
                 node.queue_marks &= ~self._mark
                 self._num_dead -= node.parent is None
                 continue
-            key = self._policy.key(node)
+            key = key_of(node)
             if key == entry_key:
                 node.queue_marks &= ~self._mark
                 return node

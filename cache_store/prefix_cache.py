@@ -128,10 +128,13 @@ class PrefixCache:
     def allocate(self, lease: Lease, num_tokens: int, num_lookahead_tokens: int = 0) -> bool:
         holding = self._holding(lease)
         num_needed = num_blocks_for(num_tokens + num_lookahead_tokens, self._block_size)
-        if num_needed <= len(lease.block_ids) >= holding.num_shared:
+        num_ready = len(lease.block_ids)
+        if num_needed <= num_ready >= holding.num_shared:
             return True  # most often: a block holds the tokens of many steps
+        if num_ready >= holding.num_shared and holding.source is None and holding.plan is None:
+            return self._grow(lease, num_needed - num_ready)
         unloaded = holding.unloaded(lease)
-        num_private = num_needed - max(len(lease.block_ids), holding.num_shared)
+        num_private = num_needed - max(num_ready, holding.num_shared)
         to_load = _to_load(unloaded, holding.source)
         if any(node.transfer is not None for node in to_load):
             return False  # on its way elsewhere, or lost: to be asked again
@@ -140,15 +143,15 @@ class PrefixCache:
             return False
         to_load = _to_load(unloaded, holding.source)  # which may have been given up
         num_missing = max(num_private, 0) + sum(node.num_blocks for node in to_load)
-        if not self._tiers.make_room(Tier.DEVICE, num_missing):
-            return False
-        self._load(lease, holding.source, unloaded, to_load)
+        if unloaded or (holding.source is not None and holding.source.block_ids is None):
+            if not self._tiers.make_room(Tier.DEVICE, num_missing):
+                return False
+            self._load(lease, holding.source, unloaded, to_load)
+        if num_private > 0 and not self._grow(lease, num_private):
+            return False  # with something to load there was room made for all
         if holding.plan is not None:
             self._tiers.count_plan(holding.plan)
             holding.plan = None
-        if num_private > 0:
-            after = lease.block_ids[-1] if lease.block_ids else None
-            lease.block_ids += self._pool.allocate(num_private, after)
         if holding.source is not None and lease.pending_copy is None:
             target = lease.block_ids[holding.num_shared]
             lease.pending_copy = RowCopy(arriving_ids(holding.source)[0], target, holding.num_rows)
@@ -342,20 +345,23 @@ class PrefixCache:
         for node in unloaded:
             lease.block_ids += arriving_ids(node)
 
+    def _grow(self, lease: Lease, num_blocks: int) -> bool:
+        """Add private blocks to the table, or none if not all can be had."""
+        taken = self._tiers.take(num_blocks, lease.block_ids[-1] if lease.block_ids else None)
+        lease.block_ids += taken or ()
+        return taken is not None
+
     def _can_have(self, lease: Lease, holding: _Holding, num_blocks: int) -> bool:
         """Whether ``num_blocks`` blocks are free or can be evicted; False changes nothing."""
         num_available = self._tiers.num_available
         if num_available < num_blocks:
             # The partial block's source is a lock that a lone request could fail on for ever, so
             # it is given up, as long as nobody relies on its rows.
-            if not self._can_forgo_rows(lease, holding) or num_available + 1 < num_blocks:
+            can_forgo = holding.source is not None and holding.source.lock_ref == 1
+            if not can_forgo or lease.pending_copy is not None or num_available + 1 < num_blocks:
                 return False
             self._forgo_rows(lease, holding)
         return True
-
-    def _can_forgo_rows(self, lease: Lease, holding: _Holding) -> bool:
-        source = holding.source
-        return source is not None and source.lock_ref == 1 and lease.pending_copy is None
 
     def _forgo_rows(self, lease: Lease, holding: _Holding) -> None:
         assert holding.source is not None

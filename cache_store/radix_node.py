@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from cache_store.transfer import TransferJob
 
 
+# Looked up once: a member of an Enum is found by a function of Python's, at each access.
+_DEVICE, _HOST, _DISK = Tier.DEVICE, Tier.HOST, Tier.DISK
+
+
 class RadixNode:
     """An edge of ``num_blocks`` blocks that hangs below ``parent``, ``start`` blocks from the root.
 
@@ -84,8 +88,8 @@ class RadixNode:
     @property
     def tier(self) -> Tier:
         if self.block_ids is not None:
-            return Tier.DEVICE
-        return Tier.DISK if self.host_ids is None else Tier.HOST
+            return _DEVICE
+        return _DISK if self.host_ids is None else _HOST
 
     def ids_in(self, tier: Tier) -> array[int] | None:
         ids: array[int] | None = getattr(self, _FIELDS[tier])
@@ -101,16 +105,16 @@ class RadixNode:
         """Whether it is there, nowhere quicker, unlocked, and nothing below it is there too."""
         if self.lock_ref or self.parent is None or self.num_device_children:
             return False
-        if tier is Tier.DEVICE:
+        if tier is _DEVICE:
             return self.block_ids is not None
         if self.tier is not tier or self.num_host_children:
             return False
-        return tier is Tier.HOST or self.children is None
+        return tier is _HOST or self.children is None
 
     def count_child(self, tier: Tier, change: int) -> None:
-        if tier is Tier.DEVICE:
+        if tier is _DEVICE:
             self.num_device_children += change
-        elif tier is Tier.HOST:
+        elif tier is _HOST:
             self.num_host_children += change
 
     def add_child(self, child: RadixNode) -> None:
@@ -172,7 +176,7 @@ def path_of(node: RadixNode) -> list[RadixNode]:
 
 
 QUEUE_MARKS = {tier: 1 << number for number, tier in enumerate(Tier)}
-_FIELDS = {Tier.DEVICE: "block_ids", Tier.HOST: "host_ids", Tier.DISK: "disk_ids"}
+_FIELDS = {_DEVICE: "block_ids", _HOST: "host_ids", _DISK: "disk_ids"}
 _tokens_of = attrgetter("tokens")
 
 
@@ -182,18 +186,19 @@ class ChildList:
     Kept in buckets of bounded length, so that a node with a million children pays neither a scan
     nor a memmove of all of them to find, add or remove one. ``_bounds[i]`` separates the buckets
     ``i`` and ``i + 1``: it is above all tokens in the one and not above those in the other.
-    ``_heads[i]`` holds the first token of each child, so that a search touches one flat array and
-    few of the children, which are cold memory. Both are empty, and shared, in the many lists that
-    never have a second bucket.
+    ``_heads[i]`` holds the first token of each child, and ``_bound_heads`` that of each bound, so
+    that a search touches two flat arrays and few of the children, which are cold memory. All three
+    are empty, and shared, in the many lists that never have a second bucket.
     """
 
-    __slots__ = ("_bounds", "_buckets", "_heads")
+    __slots__ = ("_bound_heads", "_bounds", "_buckets", "_heads")
 
     MAX_BUCKET = 256
 
     def __init__(self, child: RadixNode) -> None:
         self._buckets: list[list[RadixNode]] = [[child]]
         self._bounds: Sequence[bytes] = ()
+        self._bound_heads: Sequence[int] = ()
         self._heads: Sequence[array[int]] = ()
 
     def __len__(self) -> int:
@@ -249,7 +254,7 @@ class ChildList:
         if not bucket:
             del self._buckets[number]
             merged = max(0, number - 1)
-            self._bounds = [*self._bounds[:merged], *self._bounds[merged + 1 :]]
+            self._set_bounds([*self._bounds[:merged], *self._bounds[merged + 1 :]])
             self._heads = [*self._heads[:number], *self._heads[number + 1 :]]
         return not self._buckets
 
@@ -264,12 +269,20 @@ class ChildList:
         if not self._heads:
             bucket = self._buckets[0]
             return 0, bucket, bisect_left(bucket, key, key=_tokens_of)
-        number = bisect_right(self._bounds, key)
-        bucket = self._buckets[number]
-        head = _head(key)
-        low = bisect_left(self._heads[number], head)
-        high = bisect_right(self._heads[number], head, low)
+        head = int.from_bytes(key[:TOKEN_BYTES], "big")
+        number = bisect_right(self._bound_heads, head)
+        if number and self._bound_heads[number - 1] == head:
+            number = bisect_right(self._bounds, key, bisect_left(self._bound_heads, head), number)
+        bucket, heads = self._buckets[number], self._heads[number]
+        low = bisect_left(heads, head)
+        if low == len(heads) or heads[low] != head:
+            return number, bucket, low
+        high = bisect_right(heads, head, low)
         return number, bucket, bisect_left(bucket, key, low, high, key=_tokens_of)
+
+    def _set_bounds(self, bounds: list[bytes]) -> None:
+        self._bounds = bounds
+        self._bound_heads = array("I", map(_head, bounds))
 
     def _halve(self, number: int) -> None:
         bucket = self._buckets[number]
@@ -284,7 +297,7 @@ class ChildList:
             heads[half:],
             *self._heads[number + 1 :],
         ]
-        self._bounds = [*self._bounds[:number], bound, *self._bounds[number:]]
+        self._set_bounds([*self._bounds[:number], bound, *self._bounds[number:]])
         self._buckets[number : number + 1] = [bucket[:half], bucket[half:]]
 
 

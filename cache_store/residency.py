@@ -21,6 +21,7 @@ from cache_store.radix_node import RadixNode, is_lost
 
 # Events that nobody takes are not collected for ever: their readers start again from a snapshot.
 MAX_EVENTS = 10_000
+_DEVICE = Tier.DEVICE
 
 
 class Residency:
@@ -150,6 +151,26 @@ class Residency:
         if any(removed):
             self._tell(BlockRemoved(b"".join(removed)))
         return num_blocks
+
+    def give_up_leaves(self, leaves: Sequence[RadixNode]) -> None:
+        """Give up unlocked leaves that are on the device alone and have just left the tree, in
+        the order in which they did; their parents were told. One event for all of them."""
+        if self._event_blocks:
+            removed = self._event_hashes_of(leaves)
+            if removed:
+                self._tell(BlockRemoved(removed))
+        if self._reuse is not None:
+            for leaf in leaves:
+                self._leaves(self._reuse, leaf)
+        given_up = self._given_up[_DEVICE]
+        num_before = len(given_up)
+        for leaf in leaves:
+            assert leaf.block_ids is not None
+            given_up += leaf.block_ids
+            leaf.block_ids = None
+        num_blocks = len(given_up) - num_before
+        self.num_cached[_DEVICE] -= num_blocks
+        self.num_evictable -= num_blocks
 
     def extend(self, node: RadixNode, block_ids: Sequence[int]) -> None:
         """Blocks added to the end of a locked node that is on the device alone."""
@@ -295,6 +316,18 @@ class Residency:
         if len(self._events) >= MAX_EVENTS:
             self._events = [AllBlocksCleared()]
         self._events.append(event)
+
+    def _event_hashes_of(self, leaves: Sequence[RadixNode]) -> bytes:
+        """The same of whole edges on the device, in or out of the tree, joined."""
+        step = self._event_blocks
+        ends: list[int] = []
+        for leaf in leaves:
+            ids = leaf.block_ids
+            assert ids is not None
+            offset = -(leaf.start + 1) % step
+            if offset < len(ids):
+                ends += ids[offset::step]
+        return self._hashes[_DEVICE][ends].tobytes() if ends else b""
 
     def _event_hashes(self, node: RadixNode, first: int) -> bytes:
         """Hashes of the blocks from index ``first`` of the edge on that end a chunk."""

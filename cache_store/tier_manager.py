@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from cache_store.block_pool import BlockPool
 from cache_store.events import Tier
-from cache_store.leaf_eviction import evict_leaves
+from cache_store.leaf_eviction import LeafEviction
 from cache_store.load_planner import LoadPlan, LoadPlanner
 from cache_store.lost_blocks import LostBlocks
 from cache_store.overdue_jobs import OverdueJobs
@@ -68,6 +68,7 @@ class TierManager:
         if lower is not None:
             self.pools |= {tier: BlockPool(count) for tier, count in lower.num_blocks.items()}
         self.counters = {tier: TierCounters() for tier in self.pools}
+        self._leaves = LeafEviction(tree, device, self.counters[Tier.DEVICE])
         self._jobs: dict[int, TransferJob] = {}
         self._num_jobs = 0
         self._num_coming = dict.fromkeys(self.pools, 0)  # blocks that jobs in flight will free
@@ -105,17 +106,21 @@ class TierManager:
 
     # ------------------------------------------------------------ room
 
+    def take(self, num_blocks: int, after: int | None) -> list[int] | None:
+        """Ids of the device, if possible from ``after`` on; None if not all can be had now."""
+        if self._lower is None:
+            return self._leaves.take(num_blocks, after)
+        pool = self.pools[Tier.DEVICE]
+        return pool.allocate(num_blocks, after) if self.make_room(Tier.DEVICE, num_blocks) else None
+
     def make_room(self, tier: Tier, num_blocks: int, *, takes_spares: bool = True) -> bool:
         """Whether ``num_blocks`` are free in ``tier`` now; if not, what can be is being freed.
 
         ``takes_spares``: also at the cost of copies that have a quicker one beside them.
         """
-        pool, residency = self.pools[tier], self._tree.residency
         if self._lower is None:
-            missing = num_blocks - pool.num_free - residency.num_given_up(tier)
-            self.counters[tier].dropped += evict_leaves(self._tree, missing)
-            self.collect()
-            return pool.num_free >= num_blocks
+            return self._leaves.make_room(num_blocks)
+        pool, residency = self.pools[tier], self._tree.residency
         batches: dict[Tier, _Batch] = {place: _Batch() for place in self.pools}
         batched = 0
         while True:
@@ -157,13 +162,10 @@ class TierManager:
 
     def collect(self) -> None:
         """Free what the tree has given up."""
-        for tier, pool in self.pools.items():
+        for tier in self.pools:
             ids = self._tree.residency.take_given_up(tier)
             if ids:
-                if tier is not Tier.DEVICE:
-                    assert self._lower is not None
-                    self._lower.executor.delete(tier, ids)
-                pool.free(ids)
+                self._free(tier, ids)
 
     def _resting_place(self, node: RadixNode, tier: Tier, num_blocks: int) -> Tier | None:
         """The lower tier that ``node`` is in, or is to be copied to; None if it has to be dropped.
@@ -349,7 +351,7 @@ class TierManager:
 
     def _fail(self, job: TransferJob, node: RadixNode, ids: array[int]) -> None:
         order = job.order
-        self._release_targets(order.target, ids)
+        self._free(order.target, ids)
         if order.target is Tier.DEVICE:
             # Its bytes are lost: it is a miss as soon as nobody holds it. Until then its transfer
             # stands, which keeps others from loading it again.
@@ -361,7 +363,7 @@ class TierManager:
         assert self._lower is not None
         self._resting_until[order.target] = self._lower.clock() + REST_AFTER_FAILURE_S
 
-    def _release_targets(self, tier: Tier, ids: array[int]) -> None:
+    def _free(self, tier: Tier, ids: array[int]) -> None:
         if tier is not Tier.DEVICE:
             assert self._lower is not None
             self._lower.executor.delete(tier, ids)

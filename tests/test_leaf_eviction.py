@@ -1,120 +1,121 @@
-"""Room on a device without a tier below it: which leaves go, how much of the last, who is told."""
-
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
+import pytest
 
 from cache_store.block_hash import Namespace, hash_blocks
-from cache_store.events import BlockRemoved, Tier
-from cache_store.eviction import make_eviction_policy
-from cache_store.integrity import check_tree
-from cache_store.leaf_eviction import evict_leaves
-from cache_store.prefix_match import PrefixMatch
-from cache_store.radix_node import RadixNode
-from cache_store.radix_tree import RadixTree
-from cache_store.token_bytes import TokenIds, encode_tokens
+from cache_store.cache import Lease
+from cache_store.events import BlockRemoved, BlockStored
+from cache_store.eviction import EVICTION_POLICIES, make_eviction_policy
+from cache_store.prefix_cache import PrefixCache
 
-BLOCK = 4
-NAMESPACE = Namespace("leaf-eviction")
+NAMESPACE = Namespace("f")
+CHUNK_BLOCKS = 4  # of 64 tokens, so that every fourth makes an event
 
 
-def make_tree(event_blocks: int = 0) -> RadixTree:
-    return RadixTree(
-        {Tier.DEVICE: 100}, BLOCK, make_eviction_policy("lru"), event_blocks=event_blocks
-    )
+def make_cache(num_blocks: int, policy: str = "lru", block_size: int = 1) -> PrefixCache:
+    return PrefixCache(num_blocks, block_size, make_eviction_policy(policy), has_events=True)
 
 
-def ids(*values: int) -> TokenIds:
-    """Four tokens of each value: a block of each."""
-    return np.repeat(np.array(values, dtype=np.int32), BLOCK)
+def admit(cache: PrefixCache, ids: np.ndarray) -> Lease:
+    lease = cache.acquire(cache.match(NAMESPACE, ids))
+    assert cache.allocate(lease, len(ids))
+    return lease
 
 
-def match(tree: RadixTree, token_ids: TokenIds) -> PrefixMatch:
-    return tree.match_prefix(NAMESPACE, token_ids)
+def store(cache: PrefixCache, first: int, count: int) -> np.ndarray:
+    """A path of tokens that no other path begins with."""
+    ids = np.arange(first, first + count, dtype=np.int32)
+    cache.release(admit(cache, ids), ids, count)
+    return ids
 
 
-def store(tree: RadixTree, token_ids: TokenIds, block_ids: list[int]) -> RadixNode:
-    """The end of the stored path, idle; ``block_ids`` for what is not stored yet."""
-    prefix = tree.acquire(match(tree, token_ids))
-    start = len(token_ids) // BLOCK - len(block_ids)
-    encoded = encode_tokens(token_ids[start * BLOCK :])
-    end = tree.insert(prefix.node, encoded, block_ids).node
-    tree.touch(end)
-    tree.unlock(end)
-    return end
+def num_stored(cache: PrefixCache, ids: np.ndarray) -> int:
+    return cache.match(NAMESPACE, ids).num_tokens
 
 
-def gone(tree: RadixTree) -> list[int]:
-    return tree.residency.take_given_up(Tier.DEVICE).tolist()
+def filled(num_blocks: int, path: int, policy: str = "lru") -> tuple[PrefixCache, list[np.ndarray]]:
+    cache = make_cache(num_blocks, policy)
+    paths = [store(cache, 1000 * first, path) for first in range(num_blocks // path)]
+    assert cache.stats().num_free == num_blocks % path
+    return cache, paths
 
 
-def test_leaves_go_in_the_order_of_their_last_use() -> None:
-    tree = make_tree()
-    for value in (1, 2, 3):
-        store(tree, ids(value, value + 10), [value, value + 10])
-    tree.unlock(tree.acquire(match(tree, ids(1, 11))).node)
-    assert evict_leaves(tree, 4) == 4
-    assert gone(tree) == [2, 12, 3, 13]
-    assert evict_leaves(tree, 2) == 2
-    assert gone(tree) == [1, 11]
+def test_in_a_small_pool_no_block_goes_that_is_not_wanted() -> None:
+    cache, paths = filled(1023, 3)
+    lease = admit(cache, np.zeros(0, dtype=np.int32))
+    for count in range(1, 8):
+        assert cache.allocate(lease, count)
+        assert cache.stats().num_free == 0
+    assert [num_stored(cache, ids) for ids in paths[:4]] == [0, 0, 2, 3]
+    assert cache.stats().evicted_total == 7
+    cache.check_integrity([lease])
 
 
-def test_of_the_last_leaf_only_what_is_wanted_goes_and_its_rest_is_the_next() -> None:
-    tree = make_tree()
-    store(tree, ids(1, 2, 3), [1, 2, 3])
-    store(tree, ids(4, 5), [4, 5])
-    assert evict_leaves(tree, 2) == 2
-    assert gone(tree) == [2, 3]
-    assert match(tree, ids(1, 2, 3)).num_tokens == BLOCK
-    assert evict_leaves(tree, 2) == 2
-    assert gone(tree) == [1, 5]
-    check_tree(tree, {})
+@pytest.mark.parametrize("policy", EVICTION_POLICIES)
+def test_in_a_large_pool_blocks_go_by_so_many_at_once(policy: str) -> None:
+    cache, paths = filled(8192, 8, policy)
+    lease = admit(cache, np.zeros(0, dtype=np.int32))
+    free = []
+    for count in range(1, 10):
+        assert cache.allocate(lease, count)
+        free.append(cache.stats().num_free)
+    assert free == [7, 6, 5, 4, 3, 2, 1, 0, 7]
+    assert sorted(num_stored(cache, ids) for ids in paths)[:3] == [0, 0, 8]
+    cache.check_integrity([lease])
 
 
-def test_a_parent_goes_after_its_last_child_and_a_root_that_nothing_needs_with_it() -> None:
-    tree = make_tree()
-    store(tree, ids(1, 2), [1, 2])
-    store(tree, ids(1, 3), [3])
-    assert evict_leaves(tree, 10) == 3
-    assert gone(tree)[-1] == 1
-    assert tree.roots == {}
-    assert tree.residency.num_evictable == tree.residency.num_cached[Tier.DEVICE] == 0
+def test_what_many_paths_had_goes_to_one_lease_in_the_order_of_the_ids() -> None:
+    cache, paths = filled(4000, 2)
+    lease = admit(cache, np.zeros(0, dtype=np.int32))
+    assert cache.allocate(lease, 1001)
+    assert lease.block_ids == sorted(set(lease.block_ids))
+    assert (cache.stats().num_free, cache.stats().evicted_total) == (0, 1001)
+    assert [num_stored(cache, paths[i]) for i in (0, 499, 500, 501)] == [0, 0, 1, 2]
+    cache.check_integrity([lease])
 
 
-def test_what_is_locked_stays_and_less_than_wanted_goes() -> None:
-    tree = make_tree()
-    store(tree, ids(1, 2), [1, 2])
-    store(tree, ids(1, 3), [3])
-    held = tree.acquire(match(tree, ids(1, 2)))
-    assert evict_leaves(tree, 3) == 1
-    assert gone(tree) == [3]
-    check_tree(tree, {held.node: 1})
+def test_a_pool_that_is_too_full_loses_nothing() -> None:
+    cache, paths = filled(8192, 8)
+    held = admit(cache, paths[5])
+    lease = admit(cache, np.zeros(0, dtype=np.int32))
+    assert not cache.allocate(lease, 8185)
+    assert (cache.stats().evicted_total, cache.stats().num_free) == (0, 0)
+    assert cache.allocate(lease, 8184)
+    assert num_stored(cache, paths[5]) == 8
+    assert not cache.allocate(lease, 8185)
+    cache.check_integrity([held, lease])
 
 
-def test_nothing_is_asked_for_and_nothing_goes() -> None:
-    tree = make_tree()
-    store(tree, ids(1), [1])
-    assert evict_leaves(tree, 0) == evict_leaves(tree, -3) == 0
-    assert tree.residency.take_given_up(Tier.DEVICE) == array("i")
+def test_one_event_tells_of_all_that_went_together() -> None:
+    cache = make_cache(30, block_size=64)
+    paths = [store(cache, 10_000 * first, 10 * 64) for first in range(3)]
+    stored = cache.take_events()
+    assert [len(e.block_hashes) // 16 for e in stored if isinstance(e, BlockStored)] == [2, 2, 2]
+    lease = admit(cache, np.zeros(0, dtype=np.int32))
+    assert cache.allocate(lease, 23 * 64)
+    whole = [hash_blocks(NAMESPACE, ids, 64) for ids in paths]
+    gone = b"".join(each[i] for each in whole[:2] for i in (CHUNK_BLOCKS - 1, 2 * CHUNK_BLOCKS - 1))
+    # and of the third path, of which 7 are left
+    end = whole[2][2 * CHUNK_BLOCKS - 1]
+    assert list(cache.take_events()) == [BlockRemoved(gone), BlockRemoved(end)]
+    assert cache.allocate(lease, 24 * 64)
+    assert list(cache.take_events()) == []
+    assert cache.allocate(lease, 26 * 64)
+    assert num_stored(cache, paths[2]) == 4 * 64
+    cache.check_integrity([lease])
 
 
-def test_listeners_are_told_what_is_stored_no_more() -> None:
-    tree = make_tree(event_blocks=2)
-    store(tree, ids(1, 2, 3, 4), [1, 2, 3, 4])
-    tree.residency.take_events()
-    assert evict_leaves(tree, 1) == 1
-    hashes = hash_blocks(NAMESPACE, ids(1, 2, 3, 4), BLOCK)
-    assert tree.residency.take_events() == [BlockRemoved(hashes[3])]
-    assert evict_leaves(tree, 3) == 3
-    assert tree.residency.take_events() == [BlockRemoved(hashes[1])]
-
-
-def test_an_evicted_match_is_outdated() -> None:
-    tree = make_tree()
-    store(tree, ids(1), [1])
-    before = match(tree, ids(1))
-    assert tree.current(before) is before
-    evict_leaves(tree, 1)
-    assert tree.current(before).num_tokens == 0
+def test_a_parent_follows_its_last_child_within_one_call() -> None:
+    cache = make_cache(12)
+    trunk = np.arange(4, dtype=np.int32)
+    for last in (100, 200):
+        ids = np.concatenate([trunk, np.arange(last, last + 4, dtype=np.int32)])
+        cache.release(admit(cache, ids), ids, 8)
+    lease = admit(cache, np.zeros(0, dtype=np.int32))
+    assert cache.allocate(lease, 10)
+    assert num_stored(cache, trunk) == 2
+    cache.check_integrity([lease])
+    assert cache.allocate(lease, 12)
+    assert cache.stats().num_namespaces == 1  # the lease's own lock
+    cache.check_integrity([lease])
