@@ -59,7 +59,14 @@ class BlockHashes:
         return self.joined[index * HASH_BYTES : (index + 1) * HASH_BYTES]
 
     def __iter__(self) -> Iterator[bytes]:
-        return (self[index] for index in range(len(self)))
+        return self.between(0, len(self))
+
+    def between(self, first: int, stop: int) -> Iterator[bytes]:
+        """Those of the blocks from ``first`` to before ``stop``, as far as there are any."""
+        return (self[index] for index in range(first, min(stop, len(self))))
+
+
+NO_HASHES = BlockHashes(b"")
 
 
 def hash_blocks(namespace: Namespace, token_ids: TokenIds, block_size: int) -> BlockHashes:
@@ -68,12 +75,18 @@ def hash_blocks(namespace: Namespace, token_ids: TokenIds, block_size: int) -> B
     return chain_hashes(namespace.root_hash, encode_tokens(token_ids[:num_tokens]), block_size)
 
 
-def chain_hashes(parent_hash: bytes, encoded: TokenBytes, block_size: int) -> BlockHashes:
-    """Hashes of the blocks in ``encoded`` (a whole number of them) that follow ``parent_hash``."""
+def chain_hashes(
+    parent_hash: bytes, encoded: TokenBytes, block_size: int, known: bytes = b""
+) -> BlockHashes:
+    """Hashes of the blocks in ``encoded`` (a whole number of them) that follow ``parent_hash``.
+
+    ``known``: those of the first of them, joined, which are not computed again.
+    """
     block_bytes = block_size * TOKEN_BYTES
     digest = xxhash.xxh3_128_digest
-    hashes = []
-    for start in range(0, len(encoded), block_bytes):
+    hashes = [known]
+    parent_hash = known[-HASH_BYTES:] or parent_hash
+    for start in range(len(known) // HASH_BYTES * block_bytes, len(encoded), block_bytes):
         parent_hash = digest(parent_hash + encoded[start : start + block_bytes])
         hashes.append(parent_hash)
     return BlockHashes(b"".join(hashes))

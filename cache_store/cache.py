@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cache_store.block_hash import Namespace
+from cache_store.block_hash import NO_HASHES, BlockHashes, Namespace
 from cache_store.events import CacheEvent
 from cache_store.prefix_match import PrefixMatch
 from cache_store.stats import CacheStats
@@ -41,6 +41,9 @@ class Lease:
     Of the cached tokens, ``num_host_tokens`` and ``num_disk_tokens`` come from lower tiers: while
     ``is_loading`` nothing of the table may be read or written, and if then ``has_failed`` the lease
     is good for nothing but its release.
+
+    ``block_hashes`` is the scheduler's to set: those of the first blocks of the tokens that it will
+    commit, if it has them; the cache computes the others.
     """
 
     namespace: Namespace
@@ -50,6 +53,7 @@ class Lease:
     num_disk_tokens: int = 0
     pending_copy: RowCopy | None = None
     loading: list[TransferJob] = field(default_factory=list)
+    block_hashes: BlockHashes = NO_HASHES
 
     # Asked of every request at every step, and hardly one has ever loaded anything.
 

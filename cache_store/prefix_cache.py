@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from cache_store.adaptive import Visit
 from cache_store.block import num_blocks_for
-from cache_store.block_hash import Namespace
+from cache_store.block_hash import HASH_BYTES, Namespace
 from cache_store.block_pool import BlockPool
 from cache_store.cache import Lease, PrefixReport, RowCopy
 from cache_store.continuation import find_continuation
@@ -105,8 +105,7 @@ class PrefixCache:
         match = self._tree.current(match)
         bonus_ns = int(bonus_s * _NS_PER_S)
         plan = self._plan(match)
-        lowest = Tier.DEVICE if plan is None else plan.lowest
-        prefix = self._tree.acquire(match, lowest, bonus_ns)
+        prefix = self._tree.acquire(match, plan.lowest if plan else Tier.DEVICE, bonus_ns)
         ready: list[int] = []
         is_ready = True
         in_tier = dict.fromkeys(Tier, 0)
@@ -386,7 +385,8 @@ class PrefixCache:
         assert end <= len(lease.block_ids), "more tokens computed than the table has blocks for"
         assert num_computed_tokens <= len(token_ids), "more tokens computed than there are"
         encoded = encode_tokens(token_ids[start * self._block_size : end * self._block_size])
-        insertion = self._tree.insert(holding.node, encoded, lease.block_ids[start:end])
+        hashes = lease.block_hashes.joined[start * HASH_BYTES : end * HASH_BYTES]
+        insertion = self._tree.insert(holding.node, encoded, lease.block_ids[start:end], hashes)
         holding.node = insertion.node
         holding.num_shared = end
         holding.duplicates += insertion.duplicates

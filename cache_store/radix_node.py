@@ -117,6 +117,13 @@ class RadixNode:
         elif tier is _HOST:
             self.num_host_children += change
 
+    def child_with(self, tokens: bytes) -> RadixNode | None:
+        """The child that begins with ``tokens``, up to a block of them."""
+        if self.children is None:
+            return None
+        child = self.children.neighbours(tokens)[1]
+        return child if child is not None and child.tokens.startswith(tokens) else None
+
     def add_child(self, child: RadixNode) -> None:
         if self.children is None:
             self.children = ChildList(child)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from cache_store.block_hash import Namespace, chain_hashes
+from cache_store.block_hash import HASH_BYTES, Namespace, chain_hashes
 from cache_store.events import Tier
 from cache_store.eviction import EvictionPolicy
 from cache_store.prefix_match import (
@@ -166,10 +166,13 @@ class RadixTree:
 
     # ------------------------------------------------------------ insert
 
-    def insert(self, node: RadixNode, encoded: bytes, block_ids: Sequence[int]) -> Insertion:
+    def insert(
+        self, node: RadixNode, encoded: bytes, block_ids: Sequence[int], hashes: bytes = b""
+    ) -> Insertion:
         """Store full blocks below ``node`` and move one lock of ``node`` down to their end.
 
-        ``encoded`` holds the tokens of exactly ``block_ids``. What is on the device already, or on
+        ``encoded`` holds the tokens of exactly ``block_ids``, ``hashes`` those that are known of
+        the first of them. What is on the device already, or on
         its way there, is left as it is, and the offered blocks for it are returned as duplicates;
         what is in a lower tier only takes the offered blocks as its copy on the device.
         """
@@ -178,8 +181,9 @@ class RadixTree:
         while index < len(block_ids):
             child = self._shared_child(node, encoded, index * self.block_bytes)
             if child is None:
-                start = index * self.block_bytes
-                node = self._append(node, encoded[start:], block_ids[index:])
+                rest, ids = encoded[index * self.block_bytes :], array("i", block_ids[index:])
+                self._set_hashes(node, rest, ids, hashes[index * HASH_BYTES :])
+                node = self._append(node, rest, ids)
                 break
             offered = block_ids[index : index + child.num_blocks]
             if child.block_ids is None and not is_arriving(child):
@@ -199,9 +203,11 @@ class RadixTree:
         It comes back as a duplicate if some child of ``node`` begins with the same tokens.
         """
         assert 0 < len(encoded) < self.block_bytes, "a partial block is neither empty nor full"
-        if _child_with(node, encoded) is not None:
+        if node.child_with(encoded) is not None:
             return Insertion(node, [block_id])
-        return Insertion(self._add_leaf(node, encoded, [block_id], lock_ref=0), [])
+        ids = array("i", [block_id])
+        self._set_hashes(node, encoded, ids)
+        return Insertion(self._add_leaf(node, encoded, ids, lock_ref=0), [])
 
     def restore(
         self,
@@ -216,7 +222,7 @@ class RadixTree:
         None if some child has the first of these blocks already.
         """
         above = self._root(parent) if isinstance(parent, bytes) else parent
-        if _child_with(above, encoded[: self.block_bytes]) is not None:
+        if above.child_with(encoded[: self.block_bytes]) is not None:
             return None
         self.residency.set_hashes(Tier.DISK, ids, hashes)
         self._clock = max(self._clock, last_access)
@@ -281,37 +287,34 @@ class RadixTree:
 
     def _shared_child(self, node: RadixNode, encoded: bytes, start: int) -> RadixNode | None:
         """The child whose whole edge stands in ``encoded`` at ``start``, split off if need be."""
-        child = _child_with(node, encoded[start : start + self.block_bytes])
+        child = node.child_with(encoded[start : start + self.block_bytes])
         if child is None:
             return None
         offered = encoded[start : start + len(child.tokens)]
         num_common = num_common_tokens(child.tokens, offered) // self.block_size
         return child if num_common == child.num_blocks else self._split(child, num_common)
 
-    def _append(self, node: RadixNode, encoded: bytes, block_ids: Sequence[int]) -> RadixNode:
+    def _append(self, node: RadixNode, encoded: bytes, ids: array[int]) -> RadixNode:
         """Store blocks that no child of ``node`` shares; the node they end in, locked once."""
         is_own = node.lock_ref == 1 and node.num_hits == 0 and node.children is None
         is_plain = node.host_ids is None and node.disk_ids is None and node.transfer is None
         if not (is_own and is_plain) or node.parent is None:
-            return self._add_leaf(node, encoded, block_ids, lock_ref=1)
+            return self._add_leaf(node, encoded, ids, lock_ref=1)
         # Only the caller holds this leaf, and it was never hit, so its stamps and counts are
         # true of the new blocks too: a growing answer stays one edge.
-        self._set_hashes(self.residency.last_hash(node), encoded, block_ids)
         node.tokens += encoded
-        self.residency.extend(node, block_ids)
+        self.residency.extend(node, ids)
         self._version += 1
         return node
 
     def _add_leaf(
-        self, parent: RadixNode, encoded: bytes, block_ids: Sequence[int], lock_ref: int
+        self, parent: RadixNode, encoded: bytes, ids: array[int], lock_ref: int
     ) -> RadixNode:
         """A new child on the device; a partial leaf that it makes redundant goes."""
         if parent.children is not None:
             before = parent.children.neighbours(encoded)[0]
             if before is not None and before.lock_ref == 0 and encoded.startswith(before.tokens):
                 self.drop(before)
-        ids = array("i", block_ids)
-        self._set_hashes(self.end_hash(parent), encoded, ids)
         self._clock += 1
         return self._new_leaf(parent, encoded, Tier.DEVICE, ids, lock_ref, self._clock)
 
@@ -333,9 +336,11 @@ class RadixTree:
         self._version += 1
         return leaf
 
-    def _set_hashes(self, parent_hash: bytes, encoded: bytes, block_ids: Sequence[int]) -> None:
-        hashes = chain_hashes(parent_hash, encoded, self.block_size)
-        self.residency.set_hashes(Tier.DEVICE, block_ids, hashes.joined)
+    def _set_hashes(
+        self, parent: RadixNode, encoded: bytes, ids: array[int], known: bytes = b""
+    ) -> None:
+        hashes = chain_hashes(self.end_hash(parent), encoded, self.block_size, known)
+        self.residency.set_hashes(Tier.DEVICE, ids, hashes.joined)
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Put a new node with the first ``num_blocks`` blocks of the edge above ``node``.
@@ -390,11 +395,3 @@ class RadixTree:
         if isinstance(node, RootNode):
             return node.root_hash
         return self.residency.last_hash(node)
-
-
-def _child_with(node: RadixNode, tokens: bytes) -> RadixNode | None:
-    """The child that begins with ``tokens``, up to a block of them."""
-    if node.children is None:
-        return None
-    child = node.children.neighbours(tokens)[1]
-    return child if child is not None and child.tokens.startswith(tokens) else None

@@ -7,6 +7,8 @@ hash out of the map. Knows nothing of queues.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from model_worker.request import Request
 
 
@@ -32,19 +34,23 @@ class Coalescer:
     def lead(self, request: Request) -> None:
         """``request`` was admitted: it computes its prompt's full blocks from here on."""
         request.waits_for = None
-        for block_hash in request.prompt_block_hashes[self._num_done(request) :]:
+        for block_hash in self._undone(request):
             self._leaders.setdefault(block_hash, request)
 
     def advance(self, request: Request, num_computed_before: int) -> None:
         """``request`` committed the blocks between ``num_computed_before`` and now."""
         first = num_computed_before // self._block_size
-        for block_hash in request.prompt_block_hashes[first : self._num_done(request)]:
+        for block_hash in request.prompt_block_hashes.between(first, self._num_done(request)):
             self._drop(block_hash, request)
 
     def leave(self, request: Request) -> None:
         """``request`` computes no more (finished, preempted, aborted or failed)."""
-        for block_hash in request.prompt_block_hashes[self._num_done(request) :]:
+        for block_hash in self._undone(request):
             self._drop(block_hash, request)
+
+    def _undone(self, request: Request) -> Iterator[bytes]:
+        hashes = request.prompt_block_hashes
+        return hashes.between(self._num_done(request), len(hashes))
 
     def _num_done(self, request: Request) -> int:
         return request.num_computed_tokens // self._block_size

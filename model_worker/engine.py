@@ -170,7 +170,7 @@ class Engine:
             max_model_len=self._limits.max_model_len,
             bonus_s=_bonus_s(message),
         )
-        request.prompt_block_hashes = tuple(hash_blocks(namespace, prompt, self._limits.block_size))
+        request.prompt_block_hashes = hash_blocks(namespace, prompt, self._limits.block_size)
         self._num_arrived += 1
         self._requests[key] = request
         self._scheduler.add(request)

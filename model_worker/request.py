@@ -12,7 +12,7 @@ from enum import Enum, auto
 import numpy as np
 import numpy.typing as npt
 
-from cache_store.block_hash import Namespace
+from cache_store.block_hash import NO_HASHES, BlockHashes, Namespace
 from cache_store.cache import Lease
 from model_worker.sampling_params import SamplingParams
 
@@ -51,7 +51,7 @@ class Request:
     max_num_tokens: int  # prompt and output together may not exceed it
     _buffer: TokenIds
     num_tokens: int
-    prompt_block_hashes: tuple[bytes, ...] = ()
+    prompt_block_hashes: BlockHashes = NO_HASHES
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None  # of the admission that was reported, or of the last one

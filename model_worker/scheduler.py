@@ -191,6 +191,7 @@ class Scheduler:
             if not self._may_fit(request, match):
                 break
             lease = self._cache.acquire(match, request.bonus_s)
+            lease.block_hashes = request.prompt_block_hashes
             # The whole prompt at once: a prompt that got in is not thrown out half-way by its own
             # kind, and its blocks come as one run.
             if not self._cache.allocate(lease, request.num_tokens):

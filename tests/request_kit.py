@@ -36,7 +36,7 @@ def make_request(
         order=order,
         max_model_len=max_model_len,
     )
-    request.prompt_block_hashes = tuple(hash_blocks(NAMESPACE, ids, block_size))
+    request.prompt_block_hashes = hash_blocks(NAMESPACE, ids, block_size)
     for token in output:
         request.append(token)
     return request

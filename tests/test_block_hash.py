@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 import xxhash
 
-from cache_store.block_hash import HASH_VERSION, Namespace, hash_blocks
+from cache_store.block_hash import (
+    HASH_BYTES,
+    HASH_VERSION,
+    NO_HASHES,
+    Namespace,
+    chain_hashes,
+    hash_blocks,
+)
+from cache_store.token_bytes import encode_tokens
+
+NAMESPACE = Namespace("f")
 
 
 def tokens(*ids: int) -> np.ndarray:
@@ -62,3 +72,23 @@ def test_namespaces_do_not_collide_where_their_fields_join_alike() -> None:
 
 def test_a_salt_is_not_shown() -> None:
     assert "hush" not in repr(Namespace("f", cache_salt="hush"))
+
+
+def test_known_hashes_are_not_computed_again() -> None:
+    tokens = np.arange(40, dtype=np.int32)
+    whole = hash_blocks(NAMESPACE, tokens, 8)
+    encoded = encode_tokens(tokens)
+    for num_known in range(6):
+        known = whole.joined[: num_known * HASH_BYTES]
+        assert chain_hashes(NAMESPACE.root_hash, encoded, 8, known) == whole
+    wrong = bytes(HASH_BYTES)  # taken at its word, and what follows is chained to it
+    hashes = chain_hashes(NAMESPACE.root_hash, encoded, 8, wrong)
+    assert hashes[0] == wrong
+    assert hashes[1] == chain_hashes(wrong, encoded[32:64], 8)[0]
+
+
+def test_a_part_of_the_hashes() -> None:
+    whole = hash_blocks(NAMESPACE, np.arange(40, dtype=np.int32), 8)
+    assert list(whole.between(1, 3)) == [whole[1], whole[2]]
+    assert list(whole.between(3, 9)) == [whole[3], whole[4]]
+    assert list(whole.between(7, 9)) == list(NO_HASHES) == []

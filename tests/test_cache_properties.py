@@ -279,10 +279,14 @@ class CacheMachine(RuleBasedStateMachine):
                 self.do_commit(run)
 
     @precondition(lambda self: any(run.is_admitted for run in self.runs))
-    @rule(index=INDICES)
-    def commit(self, index: int) -> None:
+    @rule(index=INDICES, num_known=st.integers(0, 3))
+    def commit(self, index: int, num_known: int) -> None:
+        """Of the first ``num_known`` blocks the hashes are known, which integrity is held to."""
         admitted = [run for run in self.runs if run.is_admitted]
-        self.do_commit(admitted[index % len(admitted)])
+        run = admitted[index % len(admitted)]
+        known = run.array[: num_known * self.block_size]
+        run.lease.block_hashes = hash_blocks(run.lease.namespace, known, self.block_size)
+        self.do_commit(run)
 
     def do_commit(self, run: Run) -> None:
         self.cache.commit(run.lease, run.array, run.num_computed)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cache_store.block_hash import Namespace
+from cache_store.block_hash import HASH_BYTES, BlockHashes, Namespace, hash_blocks
 from cache_store.cache import Lease, RowCopy
 from cache_store.eviction import make_eviction_policy
 from cache_store.prefix_cache import PrefixCache
@@ -106,6 +106,25 @@ def test_a_released_lease_before_any_allocate_leaves_no_lock() -> None:
     cache.release(lease, tokens(range(6)), 6)
     cache.check_integrity([])
     assert cache.stats().num_locked == 0
+
+
+def test_hashes_that_the_lease_brings_are_taken_at_their_word() -> None:
+    cache = make_cache()
+    ids = tokens(range(16))
+    lease = begin(cache, ids)
+    assert cache.allocate(lease, 16)
+    right = hash_blocks(NAMESPACE, ids, 4)
+    lease.block_hashes = BlockHashes(right.joined[: 2 * HASH_BYTES])
+    cache.commit(lease, ids, 4)
+    cache.commit(lease, ids, 16)  # one that is known, two that are not
+    cache.check_integrity([lease])
+    other = tokens(range(50, 58))
+    wrong = begin(cache, other)
+    assert cache.allocate(wrong, 8)
+    wrong.block_hashes = BlockHashes(right.joined[:HASH_BYTES])
+    cache.commit(wrong, other, 8)
+    with pytest.raises(AssertionError, match="under another hash"):
+        cache.check_integrity([lease, wrong])
 
 
 def test_committed_blocks_are_shared_while_their_request_runs() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from cache_store import radix_tree
+from cache_store.block_hash import HASH_BYTES, BlockHashes, chain_hashes
 from model_worker.engine import MAX_FAILED_STEPS, EngineError
 from model_worker.protocol import AddRequest, ErrorCode, FinishReason, SamplingParams
 from tests.scheduler_kit import BLOCK, LINK, MAX_MODEL_LEN, VOCAB, World, answer_of, prompt
@@ -31,6 +33,21 @@ def test_a_prompt_is_computed_in_chunks_of_the_budget() -> None:
     assert [batch.num_prefill_tokens for batch in world.runner.batches] == [8, 8, 4, 0]
     # One message at admission, then one per token; chunks in between say nothing.
     assert [len(output.token_ids) for output in world.outputs["a"]] == [0, 1, 1]
+
+
+def test_a_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(max_batched=8)
+    world.add("a", prompt(4 * BLOCK), 2)
+    hashed = []
+
+    def chain(parent: bytes, encoded: bytes, block_size: int, known: bytes) -> BlockHashes:
+        hashed.append(len(encoded) // (4 * block_size) - len(known) // HASH_BYTES)
+        return chain_hashes(parent, encoded, block_size, known)
+
+    monkeypatch.setattr(radix_tree, "chain_hashes", chain)
+    world.run()
+    assert hashed[:-1] == [0] * (len(hashed) - 1)  # the last is of the answer's partial block
+    assert len(hashed) > 1
 
 
 def test_decoding_goes_on_beside_a_long_prompt() -> None:

@@ -44,7 +44,7 @@ class Side(Protocol):
 
 class OurSide:
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        from cache_store.block_hash import HASH_VERSION, Namespace
+        from cache_store.block_hash import HASH_VERSION, Namespace, hash_blocks
         from cache_store.eviction import make_eviction_policy
         from cache_store.prefix_cache import PrefixCache
 
@@ -52,6 +52,7 @@ class OurSide:
         self._namespace = Namespace("benchmark")
         self._cache = PrefixCache(num_blocks, block_size, make_eviction_policy("lru"))
         self._block_size = block_size
+        self._hash = hash_blocks
         empty = self._cache.match(self._namespace, np.zeros(0, dtype=np.int32))
         self._taker = self._cache.acquire(empty)
 
@@ -59,7 +60,9 @@ class OurSide:
         return tokens
 
     def admit(self, prompt: Any) -> Any:
+        hashes = self._hash(self._namespace, prompt, self._block_size)  # as it arrives
         lease = self._cache.acquire(self._cache.match(self._namespace, prompt))
+        lease.block_hashes = hashes
         assert self._cache.allocate(lease, len(prompt))
         if lease.pending_copy is not None:
             self._cache.copied(lease)
