@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cache_store.block_hash import HASH_BYTES
 from cache_store.radix_node import RadixNode
+from cache_store.recency_guard import RecencyGuard
 from cache_store.reuse_model import (
     NUM_BINS,
     NUM_ORIGINS,
@@ -32,15 +34,16 @@ _MAX_TURN = NUM_ORIGINS - 2
 class Cohort:
     """The blocks of one kind that a request used, as long as nothing else has used them.
 
-    ``num_blocks`` counts those in the cache and ``num_gone`` of them that were evicted, the last
+    ``size`` is how many there were at first, ``num_blocks`` counts those that nothing else has used
+    since and ``num_gone`` of them that were evicted, the last
     of which, nearest to the root, is block ``ghost_start`` of its path, with the hash ``ghost``.
     ``turn`` says how often the request's path had been continued, ``end`` how long it was, in
     blocks. ``below`` is the cohort of the same request further from the root.
     """
 
     __slots__ = (
-        "below", "end", "ghost", "ghost_start", "kind", "num_blocks", "num_gone", "seen", "turn",
-        "until_ns",
+        "below", "end", "ghost", "ghost_start", "kind", "num_blocks", "num_gone", "seen", "size",
+        "turn", "until_ns",
     )  # fmt: skip
 
     def __init__(self, kind: int, seen: int, turn: int, end: int, until_ns: int) -> None:
@@ -49,6 +52,7 @@ class Cohort:
         self.turn = turn
         self.end = end
         self.until_ns = until_ns
+        self.size = 0
         self.num_blocks = 0
         self.num_gone = 0
         self.ghost: bytes | None = None
@@ -65,12 +69,13 @@ class Visit:
     cohort: Cohort | None
 
 
-HashOf = Callable[[RadixNode, int], bytes]
-"""The hash of the block at an index of a node's edge."""
+HashesOf = Callable[[RadixNode], bytes]
+"""The joined hashes of the blocks of a node's edge; b"" of a partly filled one."""
 
 
 class AdaptivePolicy:
-    """Keeps what is worth most per block and time, by what was learned of its kind.
+    """Keeps what is worth most per block and time, by what was learned of its kind; or what was
+    used last, while that is measured to be better.
 
     A kind is how often the conversation went on, by how much it grew, or, of a prefix that
     several continue, how often it was used. Memory is bounded by the nodes of the tree and
@@ -84,9 +89,10 @@ class AdaptivePolicy:
 
     def __init__(self) -> None:
         self.model = ReuseModel()
+        self.guard = RecencyGuard()
         self.now = 0  # blocks that requests have asked for
         self.clock_ns = 0
-        self.version = 0  # of the worths
+        self.version = 0  # of the worths, and of which order holds
         self.step = 1
         self.max_ghosts = self.MIN_GHOSTS
         self._num_blocks = 0
@@ -101,12 +107,22 @@ class AdaptivePolicy:
     def add_capacity(self, num_blocks: int) -> None:
         """Of one tier more that this policy orders."""
         self._num_blocks += num_blocks
+        self.guard.add_capacity(num_blocks)
         self.step = max(1, int(self._num_blocks * self.STEP_SHARE))
         self.max_ghosts = max(self.MIN_GHOSTS, int(self._num_blocks * self.GHOSTS_PER_BLOCK))
 
     @property
     def num_ghosts(self) -> int:
         return len(self._ghosts)
+
+    @property
+    def is_by_recency(self) -> bool:
+        """Whether what was used longest ago goes first, rather than what is worth least."""
+        return self.guard.is_active
+
+    def recency(self, node: RadixNode) -> int:
+        """The smaller, the longer ago it was used."""
+        return 0 if node.cohort is None else node.cohort.seen
 
     def place_of(self, node: RadixNode) -> int:
         """The cell of an eviction queue that ``node`` belongs to: its kind, and the bin of its
@@ -139,7 +155,7 @@ class AdaptivePolicy:
             cohort.seen = self.now - max(1, self._blocks_in(clock_ns - until_ns))
         return Visit(self.now, node.start + node.num_blocks, node.cohort)
 
-    def ended(self, visit: Visit, node: RadixNode, hash_of: HashOf, bonus_ns: int) -> None:
+    def ended(self, visit: Visit, node: RadixNode, hashes_of: HashesOf, bonus_ns: int) -> None:
         """The request of ``visit`` is done with the path to ``node``, which may be longer now."""
         end = node.start + node.num_blocks
         path = []
@@ -148,8 +164,11 @@ class AdaptivePolicy:
             path.append(step)
             step = step.parent
         for step in path:
+            self.guard.count(hashes_of(step), _num_present(step, visit))
             self._leave_cohort(step, visit)
-        before, num_known = self._predecessor(visit, path, hash_of)
+        if self.guard.finish():
+            self.version += 1
+        before, num_known = self._predecessor(visit, path, hashes_of)
         is_private = before is not None and before.kind < NUM_PRIVATE
         is_next = before is not None and is_private and num_known >= before.end - 1
         turn = before.turn + 1 if before is not None and is_next else 0
@@ -158,9 +177,8 @@ class AdaptivePolicy:
         self._join_cohorts(path, origin * NUM_SIZES + size, turn, end, bonus_ns, is_next)
         if before is not None and is_next and all(step.cohort is not before for step in path):
             # What is left of it is the end that the next turn has not taken up.
-            before.kind, before.seen = SUPERSEDED, self.now
+            before.kind = SUPERSEDED
         self.now += end
-        self.model.count_request(end)
         self._num_requests += 1
         if (
             self._num_requests >= self.REFRESH_REQUESTS
@@ -173,11 +191,11 @@ class AdaptivePolicy:
         if cohort is not None:
             if node.start < visit.num_blocks:
                 age = max(0, visit.seen - cohort.seen)
-                self.model.count_reuse(cohort.kind, age, node.num_blocks)
+                self.model.count_reuse(cohort.kind, age, node.num_blocks / cohort.size)
             cohort.num_blocks -= node.num_blocks
 
     def _predecessor(
-        self, visit: Visit, path: list[RadixNode], hash_of: HashOf
+        self, visit: Visit, path: list[RadixNode], hashes_of: HashesOf
     ) -> tuple[Cohort | None, int]:
         """The cohort at the deepest block of the path that was ever seen, as far as that is
         remembered, and the number of blocks up to there."""
@@ -187,11 +205,12 @@ class AdaptivePolicy:
             hit = next((n for n in path if n.start <= start < n.start + n.num_blocks), None)
             ghost = None
             if hit is not None:
-                ghost = self._ghosts.pop(hash_of(hit, start - hit.start), None)
+                first = (start - hit.start) * HASH_BYTES
+                ghost = self._ghosts.pop(hashes_of(hit)[first : first + HASH_BYTES], None)
             if ghost is None:
                 break
             age = max(0, visit.seen - ghost.seen)
-            self.model.count_reuse(ghost.kind, age, ghost.num_gone)
+            self.model.count_reuse(ghost.kind, age, ghost.num_gone / ghost.size)
             start = ghost.below.ghost_start if ghost.below and ghost.below.ghost else None
             before, num_known = ghost, max(num_known, ghost.end - 1)
             self._forget_ghost(ghost)
@@ -229,6 +248,7 @@ class AdaptivePolicy:
                     self._num_retained += 1
                     heapq.heappush(self._retained, (until_ns, self._num_retained, cohort))
             cohort.num_blocks += node.num_blocks
+            cohort.size += node.num_blocks
             node.cohort = cohort
 
     def _blocks_in(self, duration_ns: int) -> int:
@@ -282,9 +302,18 @@ class AdaptivePolicy:
                 if cohort.num_blocks > 0 and current < number:
                     self._aging[current].append(cohort)  # it counts from anew
                 elif cohort.num_blocks > 0:
-                    self.model.count_survival(cohort.kind, number, cohort.num_blocks)
+                    self.model.count_survival(cohort.kind, number, cohort.num_blocks / cohort.size)
                     self._aging[number + 1].append(cohort)
         self.model.refresh(self._num_requests)
         self._num_requests = 0
         self._refreshed_at = self.now
         self.version += 1
+
+
+def _num_present(node: RadixNode, visit: Visit) -> int:
+    """How many blocks of ``node`` were there when the request of ``visit`` came: all, if an earlier
+    one has used them, though this one may not have looked so far; and what it has added to them."""
+    if node.cohort is None:
+        return 0
+    found = visit.num_blocks - node.start
+    return min(node.num_blocks, found) if found > 0 else node.num_blocks

@@ -22,7 +22,8 @@ class AdaptiveQueue:
     At most one entry per node. Entries are not looked for when a node is touched, locked or given
     a child: they are found in the wrong cell when they surface. As their ages grow they move from
     cell to cell whenever the policy has new worths, each but a few times per doubling of its age.
-    What is retained goes only when there is nothing else.
+    What is retained goes only when there is nothing else. While the policy orders by recency, the
+    cell whose first leaf was used longest ago is next.
     """
 
     MIN_DEAD = 64  # below this many, entries of dead nodes are not worth a clean-up
@@ -32,7 +33,7 @@ class AdaptiveQueue:
         self._tier = tier
         self._mark = QUEUE_MARKS[tier]
         self._cells: dict[int, deque[RadixNode]] = {}  # none is empty for long
-        self._order: list[tuple[float, int]] = []  # a heap of (worth, place) of the cells
+        self._order: list[tuple[float, int]] = []  # a heap of (rank, place) of the cells
         self._retained: list[tuple[int, RadixNode]] = []  # a heap by the time they are kept until
         self._version = policy.version
         self._followed_at = policy.now
@@ -64,20 +65,8 @@ class AdaptiveQueue:
         if is_old or self._version != policy.version:
             self._follow_worths()
         self._release_retained()
-        while self._order:
-            place = self._order[0][1]
-            cell = self._cells[place]
-            if not cell:
-                heapq.heappop(self._order)
-                del self._cells[place]
-                continue
-            node = cell.popleft()
-            if self._drop_if_unfit(node):
-                continue
-            if self._policy.place_of(node) == place:
-                return self._taken(node)
-            self._enter(node)
-        return self._pop_retained()
+        pop_ranked = self._pop_oldest if policy.is_by_recency else self._pop_worst
+        return pop_ranked() or self._pop_retained()
 
     def put_back(self, node: RadixNode) -> None:
         """Return the node that was popped last, still the next to be evicted."""
@@ -85,10 +74,13 @@ class AdaptiveQueue:
             return  # a child of it has gone since, which entered it again
         node.queue_marks |= self._mark
         self._num_entries += 1
-        if self._policy.place_of(node) == RETAINED:
+        place = self._policy.place_of(node)
+        if place == RETAINED or place not in self._cells:
             self._enter(node)
-        else:
-            self._cell(self._policy.place_of(node)).appendleft(node)
+            return
+        self._cells[place].appendleft(node)
+        if self._policy.is_by_recency:
+            heapq.heappush(self._order, (self._rank(place), place))
 
     def forget(self, node: RadixNode) -> None:
         """Say that ``node`` left the tree other than by :meth:`pop`. Its entry is only counted;
@@ -104,19 +96,57 @@ class AdaptiveQueue:
             self._num_entries -= self._num_dead
             self._num_dead = 0
 
+    def _pop_worst(self) -> RadixNode | None:
+        while self._order:
+            place = self._order[0][1]
+            cell = self._cells[place]
+            if not cell:
+                heapq.heappop(self._order)
+                del self._cells[place]
+                continue
+            node = cell.popleft()
+            if self._drop_if_unfit(node):
+                continue
+            if self._policy.place_of(node) == place:
+                return self._taken(node)
+            self._enter(node)
+        return None
+
+    def _pop_oldest(self) -> RadixNode | None:
+        while self._order:
+            rank, place = self._order[0]
+            cell = self._cells.get(place)
+            if not cell:
+                heapq.heappop(self._order)
+                self._cells.pop(place, None)
+            elif rank != self._rank(place):
+                heapq.heapreplace(self._order, (self._rank(place), place))
+            else:
+                node = cell.popleft()
+                if self._drop_if_unfit(node):
+                    continue
+                if not self._policy.retained_until(node):
+                    return self._taken(node)
+                self._enter(node)
+        return None
+
     def _enter(self, node: RadixNode) -> None:
         place = self._policy.place_of(node)
         if place == RETAINED:
             heapq.heappush(self._retained, (self._policy.retained_until(node), node))
-        else:
-            self._cell(place).append(node)
-
-    def _cell(self, place: int) -> deque[RadixNode]:
+            return
         cell = self._cells.get(place)
-        if cell is None:
-            cell = self._cells[place] = deque()
-            heapq.heappush(self._order, (self._policy.worth(place), place))
-        return cell
+        if cell is not None:
+            cell.append(node)
+            return
+        self._cells[place] = deque((node,))
+        heapq.heappush(self._order, (self._rank(place), place))
+
+    def _rank(self, place: int) -> float:
+        """Of a cell that is not empty: that of the lowest goes first."""
+        if self._policy.is_by_recency:
+            return self._policy.recency(self._cells[place][0])
+        return self._policy.worth(place)
 
     def _taken(self, node: RadixNode) -> RadixNode:
         node.queue_marks &= ~self._mark
@@ -142,7 +172,7 @@ class AdaptiveQueue:
                 if self.holds(node):
                     self._enter(node)
         self._cells = {place: cell for place, cell in self._cells.items() if cell}
-        self._order = [(self._policy.worth(place), place) for place in self._cells]
+        self._order = [(self._rank(place), place) for place in self._cells]
         heapq.heapify(self._order)
 
     def _release_retained(self) -> None:

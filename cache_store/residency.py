@@ -279,13 +279,16 @@ class Residency:
     def ended(self, visit: Visit | None, node: RadixNode, bonus_ns: int) -> None:
         """That request is done with the path to ``node``."""
         if self._reuse is not None and visit is not None:
-            self._reuse.ended(visit, node, self._hash_at, bonus_ns)
+            self._reuse.ended(visit, node, self._full_hashes, bonus_ns)
 
     def _hash_at(self, node: RadixNode, index: int) -> bytes:
         tier = node.tier
         ids = node.ids_in(tier)
         assert ids is not None
         return self.block_hash(tier, ids[index])
+
+    def _full_hashes(self, node: RadixNode) -> bytes:
+        return self.hashes_of(node) if len(node.tokens) >= self._block_bytes else b""
 
     def _leaves(self, reuse: AdaptivePolicy, node: RadixNode) -> None:
         is_full = len(node.tokens) >= self._block_bytes

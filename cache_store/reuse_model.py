@@ -3,6 +3,8 @@
 Owns the counts and what follows from them, the worth of keeping a block of a kind at an age. Knows
 nothing of nodes, of queues or of what the kinds mean beyond their two features. Ages are in blocks
 that requests have asked for since, so nothing here depends on a clock or on the size of the cache.
+Counts are of requests: what one has used comes back as a whole or does not, and so has a weight of
+one, however many blocks it is.
 
 The worth is hits per block and unit of time: the largest ratio, over all times one might go on
 holding a block, of its chance to be hit by then to the time it is held. That is hit density (LHD,
@@ -30,8 +32,13 @@ _Floats = NDArray[np.float64]
 _PRIOR_EXPONENT = 0.64
 _MAX_CHANCE = 0.9
 _NEARNESS = 0.93  # what a kind does at one age says so much of the next bin
-# Weights of what is believed against what is counted, in requests.
-_PRIOR_FACTOR = 3.0
+# What is believed of ages that next to nothing has reached falls by this per bin: else what is
+# oldest, of which least is known, would be kept for what younger blocks have shown.
+_UNREACHED = 0.7
+# Weights of what is believed against what is counted, in requests. That a kind differs from all
+# others takes as many as a share needs to be known at all: where evidence is thin, telling kinds
+# apart by it loses more than it gains.
+_PRIOR_FACTOR = 32.0
 _PRIOR_CELL = 8.0
 _SHARED_FACTOR = 2.0  # what several continue is believed to come back as much more often
 
@@ -64,8 +71,6 @@ class ReuseModel:
         self._prior = 1 - ((edges[:-1] + 1) / (edges[1:] + 1)) ** _PRIOR_EXPONENT
         self._reused = np.zeros((NUM_KINDS, NUM_BINS))
         self._survived = np.zeros((NUM_KINDS, NUM_BINS))
-        self._num_blocks = 20.0  # of all requests, faded like the counts
-        self._num_requests = 1.0
         self._origin = np.ones((NUM_ORIGINS, NUM_BINS))
         self._size = np.ones((NUM_SIZES, NUM_BINS))
         apart = np.abs(np.subtract.outer(np.arange(NUM_BINS), np.arange(NUM_BINS)))
@@ -73,17 +78,13 @@ class ReuseModel:
         self._worth: list[list[float]] = []
         self.refresh(0)
 
-    def count_request(self, num_blocks: int) -> None:
-        self._num_requests += 1
-        self._num_blocks += num_blocks
+    def count_reuse(self, kind: int, age: int, share: float) -> None:
+        """So much of what one request used, of ``kind``, was used again at ``age``."""
+        self._reused[kind, bin_of(age)] += share
 
-    def count_reuse(self, kind: int, age: int, num_blocks: int) -> None:
-        """So many blocks of ``kind`` were used again at ``age``."""
-        self._reused[kind, bin_of(age)] += num_blocks
-
-    def count_survival(self, kind: int, number: int, num_blocks: int) -> None:
-        """So many blocks of ``kind`` left the bin ``number`` without having been used again."""
-        self._survived[kind, number] += num_blocks
+    def count_survival(self, kind: int, number: int, share: float) -> None:
+        """So much of that left the bin ``number`` without having been used again."""
+        self._survived[kind, number] += share
 
     def worth(self, kind: int, number: int) -> float:
         """Of a block of ``kind`` whose age is in the bin ``number``, as of the last refresh."""
@@ -94,12 +95,9 @@ class ReuseModel:
         fade = 0.5 ** (num_requests / self._half_life)
         self._reused *= fade
         self._survived *= fade
-        self._num_blocks *= fade
-        self._num_requests *= fade
-        chances = self._chances(self._num_blocks / self._num_requests)
-        self._worth = _worth(chances, self._widths).tolist()
+        self._worth = _worth(self._chances(), self._widths).tolist()
 
-    def _chances(self, blocks_per_request: float) -> _Floats:
+    def _chances(self) -> _Floats:
         """(kinds, bins): the chance that what has reached a bin is used again in it.
 
         Kinds of few observations lean on what the kinds alike have together: one chance per bin
@@ -107,19 +105,21 @@ class ReuseModel:
         nearby; each bin of a kind then moves from there to what was counted in it, as the counts
         grow. So where a kind was never seen, as at great ages, the order is that of lru.
         """
-        weight = blocks_per_request
-        prior = _PRIOR_FACTOR * weight
+        prior = _PRIOR_FACTOR
         reused, at_risk = self._reused, self._reused + self._survived
         shape = NUM_ORIGINS, NUM_SIZES, NUM_BINS
         private, exposed = (n[:NUM_PRIVATE].reshape(shape) for n in (reused, at_risk))
+        reached = at_risk.sum(0)
+        known = reached / (reached + _PRIOR_CELL)
+        fall = np.cumprod(_UNREACHED + (1 - _UNREACHED) * known)
         for _ in range(2):
             factors = self._origin[:, None] * self._size
             hits, expected = private.sum((0, 1)), (factors * exposed).sum((0, 1))
             # Ages that nothing has reached yet are taken to be as those before them were, not
             # as was believed at first: else what is oldest would seem to be worth most.
-            level = (hits @ self._near + weight) / ((expected * self._prior) @ self._near + weight)
+            level = (hits @ self._near + 1) / ((expected * self._prior) @ self._near + 1)
             pooled = (hits + prior * level * self._prior) / (expected + prior)
-            pooled = np.minimum(pooled, _MAX_CHANCE)
+            pooled = np.minimum(pooled, _MAX_CHANCE) * fall
             base = exposed * pooled
             self._origin = (private.sum(1) @ self._near + prior) / (
                 (base * self._size).sum(1) @ self._near + prior
@@ -131,14 +131,10 @@ class ReuseModel:
         factor[:NUM_PRIVATE] = (self._origin[:, None] * self._size).reshape(-1, NUM_BINS)
         factor[NUM_PRIVATE:] = _SHARED_FACTOR
         factor[SUPERSEDED] = _SUPERSEDED_FACTOR
-        own = np.full((NUM_KINDS, 1), _PRIOR_FACTOR)
-        own[:NUM_PRIVATE] *= weight
-        factor *= (reused @ self._near + own) / ((factor * at_risk * pooled) @ self._near + own)
+        factor *= (reused @ self._near + prior) / ((factor * at_risk * pooled) @ self._near + prior)
         odds = factor * pooled
         believed = odds / (1 - pooled + odds)
-        cell = np.full((NUM_KINDS, 1), _PRIOR_CELL)
-        cell[:NUM_PRIVATE] *= weight
-        chances: _Floats = (reused + cell * believed) / (at_risk + cell)
+        chances: _Floats = (reused + _PRIOR_CELL * believed) / (at_risk + _PRIOR_CELL)
         return chances
 
 

@@ -1,9 +1,12 @@
+import random
+
 import numpy as np
 
 from cache_store.adaptive import AdaptivePolicy
 from cache_store.block_hash import Namespace
 from cache_store.eviction import make_eviction_policy
 from cache_store.prefix_cache import PrefixCache
+from cache_store.recency_guard import RecencyGuard
 
 NAMESPACE = Namespace("f")
 SYSTEM = range(10)
@@ -16,11 +19,16 @@ def make_cache(num_blocks: int) -> tuple[PrefixCache, AdaptivePolicy]:
 
 def serve(cache: PrefixCache, ids: list[int]) -> int:
     """One request with blocks of one token; how many of them were found."""
+    num_tokens = find(cache, ids, len(ids))
+    cache.check_integrity([])
+    return num_tokens
+
+
+def find(cache: PrefixCache, ids: list[int], num_looked_for: int) -> int:
     prompt = np.array(ids, dtype=np.int32)
-    lease = cache.acquire(cache.match(NAMESPACE, prompt))
+    lease = cache.acquire(cache.match(NAMESPACE, prompt[:num_looked_for]))
     assert cache.allocate(lease, len(prompt))
     cache.release(lease, prompt, len(prompt))
-    cache.check_integrity([])
     return lease.num_cached_tokens
 
 
@@ -91,8 +99,10 @@ def mixed_traffic(num_requests: int) -> list[list[int]]:
     return requests
 
 
-def num_found(policy_of_cache: PrefixCache, requests: list[list[int]]) -> int:
-    return sum(serve(policy_of_cache, ids) for ids in requests)
+def num_found(cache: PrefixCache, requests: list[list[int]]) -> int:
+    num_tokens = sum(find(cache, ids, len(ids)) for ids in requests)
+    cache.check_integrity([])
+    return num_tokens
 
 
 def test_chats_outlive_one_offs_that_would_flush_them_under_lru() -> None:
@@ -102,3 +112,54 @@ def test_chats_outlive_one_offs_that_would_flush_them_under_lru() -> None:
     adaptive = num_found(make_cache(450)[0], requests)
     shared = 10 * len(requests)
     assert lru - shared < 0.1 * (adaptive - shared)
+
+
+class ActiveGuard(RecencyGuard):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_active = True
+
+    def finish(self) -> bool:
+        return False
+
+
+def test_under_the_guard_the_order_is_that_of_lru() -> None:
+    """Request by request, with chats that go on, branch and are cut short where room is needed."""
+    cache, policy = make_cache(450)
+    policy.guard = ActiveGuard()
+    lru = PrefixCache(450, 1, make_eviction_policy("lru"))
+    for ids in mixed_traffic(300):
+        assert serve(cache, ids) == find(lru, ids, len(ids))
+
+
+def test_where_lru_is_better_little_is_lost_to_it() -> None:
+    """What was used once never came back, and all at once does, before it would leave lru."""
+    draw = random.Random(3)
+    requests = mixed_traffic(800)
+    for number in range(1600):
+        recent = draw.randrange(max(0, number - 15), number + 1)
+        requests.append([*SYSTEM, *range(10**7 + 100 * recent, 10**7 + 100 * recent + 20)])
+    lru = num_found(PrefixCache(450, 1, make_eviction_policy("lru")), requests)
+    adaptive = num_found(make_cache(450)[0], requests)
+    assert adaptive > lru - 0.01 * sum(map(len, requests))
+
+
+def test_the_end_of_a_prompt_that_is_never_looked_for_is_not_lost() -> None:
+    """Of a prompt that is all stored the last block is computed again, though it is there."""
+    cache, policy = make_cache(100)
+    ids = chat(1, 3)
+    for _ in range(200):
+        find(cache, ids, len(ids) - 1)
+    assert not policy.guard.is_active
+
+
+def test_a_request_counts_as_one_however_many_blocks_it_used() -> None:
+    cache, policy = make_cache(1000)
+    for turn in range(3):
+        serve(cache, chat(1, 30 * turn))
+    counted: list[tuple[int, float]] = []
+    policy.model.count_reuse = lambda kind, age, share: counted.append((age, share))  # type: ignore[method-assign]
+    serve(cache, [10**6])
+    serve(cache, chat(1, 90))
+    assert {age for age, _ in counted} == {201}  # the last turn's 200 blocks, and one
+    assert sum(share for _, share in counted) == 1

@@ -38,14 +38,12 @@ def test_what_was_never_counted_is_worth_less_the_older_it_is(kind: int) -> None
 
 
 def count(model: ReuseModel, kind: int, reused_at: int, num_reused: int, num_lost: int) -> None:
-    """Requests of 10 blocks, some used again at that age and the others not for far longer."""
-    for _ in range(num_reused + num_lost):
-        model.count_request(10)
+    """Requests, some used again at that age and the others not for far longer."""
     for number in range(bin_of(reused_at)):
-        model.count_survival(kind, number, 10 * (num_reused + num_lost))
-    model.count_reuse(kind, reused_at, 10 * num_reused)
+        model.count_survival(kind, number, num_reused + num_lost)
+    model.count_reuse(kind, reused_at, num_reused)
     for number in range(bin_of(reused_at), bin_of(reused_at) + 12):
-        model.count_survival(kind, number, 10 * num_lost)
+        model.count_survival(kind, number, num_lost)
 
 
 def test_kinds_that_come_back_are_worth_more_than_those_that_do_not() -> None:
@@ -85,3 +83,13 @@ def test_a_size_tells_of_turns_that_were_never_seen_with_it() -> None:
     model.refresh(1)
     small, large = (model.worth(SECOND_TURN + size, bin_of(500)) for size in (1, 6))
     assert small > 1.5 * large
+
+
+def test_what_is_older_than_anything_seen_is_worth_less_than_an_old_one_off() -> None:
+    """However often second turns came back, at ages that were seen."""
+    model = ReuseModel()
+    count(model, ONE_OFF, 1000, 20, 180)
+    count(model, SECOND_TURN, 1000, 190, 10)
+    model.refresh(1)
+    seen, unseen = bin_of(1000) + 2, bin_of(1000) + 26
+    assert model.worth(SECOND_TURN, unseen) < 0.01 * model.worth(ONE_OFF, seen)
