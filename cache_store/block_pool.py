@@ -57,8 +57,8 @@ class BlockPool:
                 length = self._length_at_start[start]
                 if length:  # or else ``after`` is free, too
                     count = min(num_blocks, length)
-                    self._carve(start, length, 0, count)
-                    taken.extend(range(start, start + count))
+                    self._take_front(start, length, count)
+                    taken = list(range(start, start + count))
         while len(taken) < num_blocks:
             start, length = self._largest_run()
             count = min(num_blocks - len(taken), length)
@@ -141,6 +141,19 @@ class BlockPool:
             end += right
         self._link(start, end - start)
 
+    def _take_front(self, start: int, length: int, count: int) -> None:
+        """As ``_carve``, from the start of the run: what a growing answer does at each block."""
+        self._is_free[start : start + count] = bytes(count)
+        self.num_free -= count
+        self._length_at_start[start] = 0
+        left = length - count
+        self._length_at_end[start + length - 1] = left
+        if left:
+            self._length_at_start[start + count] = left
+            self._offer(start + count, left)
+        else:
+            self.num_free_runs -= 1
+
     def _carve(self, start: int, length: int, offset: int, count: int) -> None:
         """Take ``count`` blocks out of a free run, from ``offset`` on."""
         first, end = start + offset, start + offset + count
@@ -155,6 +168,9 @@ class BlockPool:
     def _link(self, start: int, length: int) -> None:
         self._length_at_start[start] = self._length_at_end[start + length - 1] = length
         self.num_free_runs += 1
+        self._offer(start, length)
+
+    def _offer(self, start: int, length: int) -> None:
         heapq.heappush(self._heap, (-length << _START_BITS) + start)
         if len(self._heap) > 2 * self.num_free_runs + 64:
             self._heap = list({entry for entry in self._heap if self._is_current(entry)})

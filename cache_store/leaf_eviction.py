@@ -31,12 +31,11 @@ class LeafEviction:
         self._min_evicted = min(int(pool.num_blocks * EVICTED_SHARE), MAX_EVICTED_BLOCKS)
 
     def take(self, num_blocks: int, after: int | None) -> list[int] | None:
-        """``num_blocks`` ids, if possible those right after the block ``after``; what is missing
-        is evicted. None, and nothing has changed, if there are not so many to be had."""
+        """``num_blocks`` ids, which are more than are free, if possible those right after the block
+        ``after``. None, and nothing has changed, if there are not so many to be had."""
         pool = self._pool
         missing = num_blocks - pool.num_free
-        if missing <= 0:
-            return pool.allocate(num_blocks, after)
+        assert missing > 0, "no need to evict"
         if missing > self._tree.residency.num_evictable:
             return None
         evicted = self._evict(max(missing, self._min_evicted))

@@ -64,7 +64,7 @@ class TierManager:
     def __init__(self, tree: RadixTree, device: BlockPool, lower: LowerTiers | None) -> None:
         self._tree = tree
         self._lower = lower
-        self.pools = {Tier.DEVICE: device}
+        self.pools, self._device = {Tier.DEVICE: device}, device
         if lower is not None:
             self.pools |= {tier: BlockPool(count) for tier, count in lower.num_blocks.items()}
         self.counters = {tier: TierCounters() for tier in self.pools}
@@ -93,7 +93,7 @@ class TierManager:
     @property
     def num_available(self) -> int:
         """Blocks of the device that are free or can be evicted."""
-        return self.pools[Tier.DEVICE].num_free + self._tree.residency.num_evictable
+        return self._device.num_free + self._tree.residency.num_evictable
 
     @property
     def is_room_coming(self) -> bool:
@@ -108,10 +108,12 @@ class TierManager:
 
     def take(self, num_blocks: int, after: int | None) -> list[int] | None:
         """Ids of the device, if possible from ``after`` on; None if not all can be had now."""
-        if self._lower is None:
-            return self._leaves.take(num_blocks, after)
-        pool = self.pools[Tier.DEVICE]
-        return pool.allocate(num_blocks, after) if self.make_room(Tier.DEVICE, num_blocks) else None
+        if self._device.num_free < num_blocks:
+            if self._lower is None:
+                return self._leaves.take(num_blocks, after)
+            if not self.make_room(Tier.DEVICE, num_blocks):
+                return None
+        return self._device.allocate(num_blocks, after)
 
     def make_room(self, tier: Tier, num_blocks: int, *, takes_spares: bool = True) -> bool:
         """Whether ``num_blocks`` are free in ``tier`` now; if not, what can be is being freed.
