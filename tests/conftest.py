@@ -31,6 +31,7 @@ SLOW_FILES = (
     "test_main_job.py",
     "test_compose.py",
     "test_int8_accuracy.py",
+    "test_triton.py",
     "test_serve.py",
 )
 
