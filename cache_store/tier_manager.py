@@ -111,7 +111,7 @@ class TierManager:
         if self._device.num_free < num_blocks:
             if self._lower is None:
                 return self._leaves.take(num_blocks, after)
-            if not self.make_room(Tier.DEVICE, num_blocks):
+            if self.num_available < num_blocks or not self.make_room(Tier.DEVICE, num_blocks):
                 return None
         return self._device.allocate(num_blocks, after)
 

@@ -695,3 +695,15 @@ def test_a_session_is_sent_down_whole_when_the_host_is_full() -> None:
         assert set(world.copies(longer)) == {"H"}
     assert world.num_cached(Tier.DEVICE) == 0
     assert world.num_cached(Tier.HOST) <= 6
+
+
+def test_nothing_is_demoted_for_a_growth_that_cannot_be_had() -> None:
+    world = TierWorld(4, num_host=4)
+    world.store(prompt(1, 2))
+    assert world.tiers.take(5, None) is None  # of 4 that are free or evictable
+    assert not world.cache.has_transfers
+    assert world.tiers.take(4, None) is None
+    assert world.cache.has_transfers
+    world.finish()
+    ids = world.tiers.take(4, None)
+    assert sorted(ids or ()) == [0, 1, 2, 3]
