@@ -130,11 +130,6 @@ class RadixNode:
         else:
             self.children.insert(child)
 
-    def remove_child(self, child: RadixNode) -> None:
-        assert self.children is not None
-        if self.children.remove(child):
-            self.children = None
-
     def __lt__(self, other: RadixNode) -> bool:
         """Breaks ties between equal policy keys in the eviction heap."""
         return self.created < other.created
@@ -253,11 +248,19 @@ class ChildList:
 
     def remove(self, child: RadixNode) -> bool:
         """Take ``child`` out; whether it was the last."""
-        number, bucket, index = self._locate(child.tokens)
+        tokens = child.tokens
+        if self._heads:
+            head = int.from_bytes(tokens[:TOKEN_BYTES], "big")
+            number = self._number_of(tokens, head)
+            bucket, heads = self._buckets[number], self._heads[number]
+            index = bisect_left(heads, head)
+            if bucket[index] is not child:  # not the first that begins with this token
+                index = bisect_left(bucket, tokens, index, key=_tokens_of)
+            del heads[index]
+        else:
+            number, bucket, index = self._locate(tokens)
         assert bucket[index] is child, "the child is not where its tokens say"
         del bucket[index]
-        if self._heads:
-            del self._heads[number][index]
         if not bucket:
             del self._buckets[number]
             merged = max(0, number - 1)
@@ -277,15 +280,19 @@ class ChildList:
             bucket = self._buckets[0]
             return 0, bucket, bisect_left(bucket, key, key=_tokens_of)
         head = int.from_bytes(key[:TOKEN_BYTES], "big")
-        number = bisect_right(self._bound_heads, head)
-        if number and self._bound_heads[number - 1] == head:
-            number = bisect_right(self._bounds, key, bisect_left(self._bound_heads, head), number)
+        number = self._number_of(key, head)
         bucket, heads = self._buckets[number], self._heads[number]
         low = bisect_left(heads, head)
         if low == len(heads) or heads[low] != head:
             return number, bucket, low
         high = bisect_right(heads, head, low)
         return number, bucket, bisect_left(bucket, key, low, high, key=_tokens_of)
+
+    def _number_of(self, key: TokenBytes, head: int) -> int:
+        number = bisect_right(self._bound_heads, head)
+        if number and self._bound_heads[number - 1] == head:
+            number = bisect_right(self._bounds, key, bisect_left(self._bound_heads, head), number)
+        return number
 
     def _set_bounds(self, bounds: list[bytes]) -> None:
         self._bounds = bounds

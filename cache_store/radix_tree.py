@@ -373,8 +373,10 @@ class RadixTree:
         """Take a childless node without copies out; its parent may become a leaf or be unused."""
         parent = leaf.parent
         assert parent is not None
+        assert parent.children is not None
         assert leaf.children is None, "children without a parent"
-        parent.remove_child(leaf)
+        if parent.children.remove(leaf):
+            parent.children = None
         leaf.parent = None
         if leaf.queue_marks:
             self.residency.forget(leaf)
