@@ -26,13 +26,14 @@ class RecencyGuard:
     and START_LOSS of the capacity. What was gained on it before is set against that, but no more
     than MAX_GAIN times what is allowed, so that traffic that has changed is noticed.
 
-    Once active it stays so until half of what is allowed is left; order by use loses no more.
+    Once active it stays so until an eighth of what is allowed is left; order by use loses no more.
     """
 
     MAX_SAMPLES = 4096  # blocks that the shadow has
     MAX_LOSS = 1 / 400
     START_LOSS = 1 / 64
     MAX_GAIN = 4
+    RELEASE = 7 / 8  # of what is allowed
     MEMORY = 16  # after so many times the capacity, what was counted has half its weight
 
     def __init__(self) -> None:
@@ -81,5 +82,5 @@ class RecencyGuard:
         allowed = self.MAX_LOSS * self._asked + self.START_LOSS * self._size
         self._lost = max(self._lost, -self.MAX_GAIN * allowed)
         was_active = self.is_active
-        self.is_active = self._lost > (allowed / 2 if was_active else allowed)
+        self.is_active = self._lost > (self.RELEASE * allowed if was_active else allowed)
         return self.is_active != was_active
