@@ -19,6 +19,6 @@ from model_worker.forward import EagerForward, Forward
 def cpu_forward(model: PreTrainedModel, tier: DeviceTier, backend: AttentionBackend) -> Forward:
     """The whole decoder where the model is of the Llama kind, else its linear layers alone."""
     if fits(model):
-        return CompiledDecoder(model, tier, backend)
+        return CompiledDecoder(model, tier)
     stream_linears(model)
     return EagerForward(model, backend, torch.device("cpu"))

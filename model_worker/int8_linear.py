@@ -1,8 +1,8 @@
-"""Linear layers whose weights are int8 with a scale per output; activations stay as they are.
+"""Linear layers whose weights are int8 with a scale per output.
 
-Owns the use of int8 in whole models; a weight is coded by kv_store's rule, output by output. Since
-activations are not rounded, a row's result does not depend on the rows beside it, up to the
-rounding of sums. Knows nothing of which model it is in.
+Owns the use of int8 in whole models; a weight is coded by kv_store's rule, output by output, and
+float32 activations by row_codes', row by row, so that no row's result depends on those beside it.
+Knows nothing of which model it is in.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from model_worker.attention.kv_store import dequantize, quantize
+from model_worker.row_codes import largest_code
+
+# Part of the fingerprint: what is stored was computed so, and by no other rule.
+INT8_CODING = "int8 weights by output, float32 rows to 16 bits"
 
 # Outputs whose weights are decoded at once for many rows: the copy stays in the cache.
 _OUTPUTS_AT_ONCE = 4096
@@ -31,6 +35,8 @@ class Int8Linear(torch.nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float32:  # others are coarser as they are
+            x = round_rows(x)
         # Decoded before the product: sums of weights up to 127 would leave float16's range.
         parts = [
             F.linear(x, dequantize(weight, scale, x.dtype))
@@ -42,6 +48,14 @@ class Int8Linear(torch.nn.Module):
         ]
         output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         return output if self.bias is None else output + self.bias
+
+
+def round_rows(x: torch.Tensor) -> torch.Tensor:
+    """``x`` (..., inputs) as its codes tell it: integers times a scale per row."""
+    most = largest_code(x.shape[-1])
+    largest = x.abs().amax(dim=-1, keepdim=True)
+    factor = torch.where(largest == 0, 0.0, most / largest)
+    return torch.round(x * factor) * (largest / most)
 
 
 def quantize_linears(model: torch.nn.Module) -> int:

@@ -230,7 +230,7 @@ class EngineRig:
     def _forward(self, model: PreTrainedModel, backend: AttentionBackend) -> Forward:
         """The compiled one where the model has it, as a worker does, unless the options say no."""
         if self.options.is_compiled and self.options.backend == "cpu" and fits(model):
-            return CompiledDecoder(model, self.tier, backend)
+            return CompiledDecoder(model, self.tier)
         return EagerForward(model, backend, self.tier.keys.device)
 
     def submit(

@@ -1,4 +1,4 @@
-"""The compiled decoder against transformers' own modules, few tokens and many."""
+"""The compiled decoder against transformers' own modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from cache_store.tiers.device import DeviceTier
-from model_worker.attention.cpu import CpuBackend
 from model_worker.attention.metadata import SequenceSpan
 from model_worker.compiled.decoder import CompiledDecoder
 from model_worker.compiled.weights import fits
@@ -28,7 +27,7 @@ FITTING = {
 
 def make_decoder(model: PreTrainedModel, num_blocks: int = 40) -> CompiledDecoder:
     tier = DeviceTier(kv_spec(model, BLOCK), num_blocks, torch.device("cpu"))
-    return CompiledDecoder(model, tier, CpuBackend(tier))
+    return CompiledDecoder(model, tier)
 
 
 def step(ids: list[int], start: int, blocks: list[int]) -> StepInputs:
@@ -62,13 +61,11 @@ def test_other_activations_and_biases_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FITTING))
-@pytest.mark.parametrize("max_few_rows", [0, 48])
-def test_chunks_give_the_logits_of_the_whole(name: str, max_few_rows: int) -> None:
+def test_chunks_give_the_logits_of_the_whole(name: str) -> None:
     model = build_model(name)
     ids = np.random.default_rng(1).integers(4, model.config.vocab_size, 45).tolist()
     wanted = logits_of(model, ids)
     decoder = make_decoder(model)
-    decoder.max_few_rows = max_few_rows
     blocks = [7, 8, 9, 2, 30, 31]
     for start, stop in [(0, 20), (20, 21), (21, 26), (26, 45)]:
         logits = decoder.run(step(ids[start:stop], start, blocks))
@@ -88,32 +85,30 @@ def test_attention_biases_count() -> None:
             parameter.normal_()
     ids = list(range(3, 23))
     wanted = logits_of(model, ids)
-    for max_few_rows in (0, 48):
-        decoder = make_decoder(model)
-        decoder.max_few_rows = max_few_rows
-        logits = decoder.run(step(ids, 0, [1, 2, 3]))
-        assert float((logits - wanted).abs().max()) < 2e-4
+    logits = make_decoder(model).run(step(ids, 0, [1, 2, 3]))
+    assert float((logits - wanted).abs().max()) < 2e-4
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-tied-yarn"])
 def test_int8_weights_are_those_of_the_quantized_modules(name: str) -> None:
+    """But for activations whose last bit moves them to the next of 32,767 steps."""
     model = copy.deepcopy(build_model(name))
-    exact = logits_of(model, list(range(4, 64)))
-    quantize_linears(model)
     ids = list(range(4, 64))
+    exact = logits_of(model, ids)
+    quantize_linears(model)
     wanted = logits_of(model, ids)
-    assert float((wanted - exact).abs().max()) > 1e-3
+    assert float((wanted - exact).abs().max()) > 0.05
     decoder = make_decoder(model)
-    logits = decoder.run(step(ids[:50], 0, list(range(8))))  # many rows
-    assert float((logits - wanted[:50]).abs().max()) < 2e-4
-    logits = decoder.run(step(ids[50:], 50, list(range(8))))  # few rows
-    assert float((logits - wanted[50:]).abs().max()) < 2e-4
+    for start, stop in ((0, 50), (50, 60)):
+        logits = decoder.run(step(ids[start:stop], start, list(range(8))))
+        assert float((logits - wanted[start:stop]).abs().max()) < 0.005
+        assert float((logits - wanted[start:stop]).abs().mean()) < 0.0005
 
 
 def test_a_wrong_row_in_the_pool_changes_the_logits() -> None:
     model = build_model("llama")
     tier = DeviceTier(kv_spec(model, BLOCK), 8, torch.device("cpu"))
-    decoder = CompiledDecoder(model, tier, CpuBackend(tier))
+    decoder = CompiledDecoder(model, tier)
     ids = list(range(4, 20))
     decoder.run(step(ids[:15], 0, [1, 2]))
     right = decoder.run(step(ids[15:], 15, [1, 2])).clone()

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model_worker.compiled.modules import MAX_FEW_ROWS, StreamedLinear, stream_linears
-from model_worker.int8_linear import Int8Linear, quantize_linears
+from model_worker.compiled.modules import StreamedLinear, stream_linears
+from model_worker.int8_linear import Int8Linear, quantize_linears, round_rows
 from tests.demo import load_demo, policy_text
 from tests.models import build_model
 
@@ -29,14 +29,23 @@ def test_weights_are_coded_by_output() -> None:
     torch.testing.assert_close(coded(x), torch.tensor([[0.63, 0.0]]))
 
 
+def test_activations_are_rounded_row_by_row() -> None:
+    x = torch.tensor([[3.2767, 0.00004, -1.0], [0.0, 0.0, 0.0]])
+    wanted = torch.tensor([[3.2767, 0.0, -1.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(round_rows(x), wanted, rtol=1e-6, atol=1e-7)
+    deep = round_rows(torch.cat([torch.ones(1, 1), torch.full((1, 14335), 0.3)], dim=1))
+    steps = float(deep[0, 1]) * 9436
+    assert steps == pytest.approx(round(0.3 * 9436), abs=1e-2)
+
+
 def test_more_outputs_than_are_decoded_at_once() -> None:
     linear = make_linear(9000, 4)
     coded, x = Int8Linear(linear), torch.randn(3, 4)
-    wanted = F.linear(x, coded.weight * coded.scale[:, None], linear.bias)
+    wanted = F.linear(round_rows(x), coded.weight * coded.scale[:, None], linear.bias)
     torch.testing.assert_close(coded(x), wanted)
 
 
-@pytest.mark.parametrize("rows", [1, 5, MAX_FEW_ROWS, MAX_FEW_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, 5, 48, 130])
 @pytest.mark.parametrize("is_coded", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_streamed_layers_compute_the_same(rows: int, is_coded: bool, bias: bool) -> None:

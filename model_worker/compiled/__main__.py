@@ -16,10 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cache_store.block import KVCacheSpec
 from cache_store.tiers.device import DeviceTier
-from model_worker.attention.cpu import CpuBackend
 from model_worker.attention.metadata import SequenceSpan
 from model_worker.compiled.decoder import CompiledDecoder
-from model_worker.compiled.modules import MAX_FEW_ROWS
+from model_worker.compiled.elementwise import FEW_ROWS
 from model_worker.int8_linear import quantize_linears
 from model_worker.step_inputs import StepInputs
 
@@ -53,8 +52,8 @@ def _run_once(kv_dtype: str, is_quantized: bool) -> None:
         quantize_linears(model)
     spec = KVCacheSpec(BLOCK_SIZE, 1, 1, 8, kv_dtype, 1 if kv_dtype == "int8" else 4)
     tier = DeviceTier(spec, NUM_BLOCKS, torch.device("cpu"))
-    decoder = CompiledDecoder(model, tier, CpuBackend(tier))
-    for num_tokens in (1, MAX_FEW_ROWS + 1):
+    decoder = CompiledDecoder(model, tier)
+    for num_tokens in (1, FEW_ROWS):
         ids = np.zeros(num_tokens, np.int64)
         rows = np.arange(num_tokens)
         span = SequenceSpan(0, num_tokens, 0, list(range(NUM_BLOCKS)))

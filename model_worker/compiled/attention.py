@@ -20,11 +20,30 @@ from numpy.typing import NDArray
 
 from model_worker.compiled.elementwise import exponentials
 from model_worker.compiled.jit import kernel
+from model_worker.compiled.linear import rest_of_dot
+from model_worker.compiled.tiles import (
+    COLUMNS,
+    ROW_COLUMNS,
+    WEIGHTED_COLUMNS,
+    WEIGHTED_ROWS,
+    dot,
+    dots,
+    dots_of_row,
+    rows_of_tile,
+    step_of,
+    weighted_sums,
+    weighted_sums_narrow,
+    weighted_sums_of_row,
+)
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Rows = NDArray[Any]  # float32 or int8
 
+_VALUES_AT_ONCE = 64  # that stay in the first cache while all queries weigh them
+# Rows from which on a stretch's keys are turned over: sums that lie side by side in a register need
+# not be added up across it, which costs as much as the products of a short vector.
+_MANY_ROWS = 16
 _ROWS_AT_ONCE = 8  # whose scores are kept while a stretch is read: they fit the second cache
 
 
@@ -64,6 +83,12 @@ def attend(
         weights = np.empty((most, length), np.float32)
         results = np.empty((most, dim), np.float32)
         powers = np.empty(length, np.int32)
+        is_turned = item[3] - item[2] >= _MANY_ROWS
+        turned = np.empty((dim, length if is_turned else 0), np.float32)
+        if is_turned:
+            for t in range(length):
+                for d in range(dim):
+                    turned[d, t] = keys[kv_head, start + t, d]
         for first in range(item[2], item[3], _ROWS_AT_ONCE):
             last = min(item[3], first + _ROWS_AT_ONCE)
             num_queries = (last - first) * group
@@ -74,7 +99,11 @@ def attend(
                 own = query[rows[first + i // group], kv_head * group + i % group]
                 for d in range(dim):
                     queries[i, d] = own[d] * scaling
-            _scores(queries[:num_queries], keys[kv_head, start : start + seen], weights)
+            if is_turned:
+                _weighted_sums(queries, turned[:, :seen], weights[:num_queries, :seen])
+            else:
+                own_keys = keys[kv_head, start : start + seen]
+                _scores(queries[:num_queries], own_keys, weights[:, :seen])
             for i in range(num_queries):
                 entry, head = first + i // group, kv_head * group + i % group
                 count = limits[entry]
@@ -111,67 +140,65 @@ def attend(
 
 @kernel()
 def _scores(queries: Floats, keys: Rows, scores: Floats) -> None:
-    """``scores`` (queries, keys): every query with every key, four keys at a time."""
+    """``scores`` (queries, keys): every query with every key."""
     num_queries, dim = queries.shape
     count = keys.shape[0]
-    tiled = count - count % 4
-    for t in range(0, tiled, 4):
-        k0 = keys[t]
-        k1 = keys[t + 1]
-        k2 = keys[t + 2]
-        k3 = keys[t + 3]
-        for i in range(num_queries):
-            query = queries[i]
-            a0 = a1 = a2 = a3 = np.float32(0)
-            for d in range(dim):
-                q = query[d]
-                a0 += q * np.float32(k0[d])
-                a1 += q * np.float32(k1[d])
-                a2 += q * np.float32(k2[d])
-                a3 += q * np.float32(k3[d])
-            scores[i, t] = a0
-            scores[i, t + 1] = a1
-            scores[i, t + 2] = a2
-            scores[i, t + 3] = a3
-    for t in range(tiled, count):
-        for i in range(num_queries):
-            a0 = np.float32(0)
-            for d in range(dim):
-                a0 += queries[i, d] * np.float32(keys[t, d])
-            scores[i, t] = a0
+    whole = dim - dim % step_of(queries)
+    high = rows_of_tile(queries)
+    if num_queries < COLUMNS or count < high:
+        _scores_of_few(queries, keys, whole, scores)
+    else:
+        for key in range(0, count, high):
+            # The last tiles begin early enough to be whole, and repeat what is there.
+            t = min(key, count - high)
+            for query in range(0, num_queries, COLUMNS):
+                i = min(query, num_queries - COLUMNS)
+                totals = dots(keys, queries, t, i, whole)
+                tile = scores[i : i + COLUMNS, t : t + high]
+                for a in range(high):
+                    for b in range(COLUMNS):
+                        tile[b, a] = totals[a * COLUMNS + b]
+    for i in range(num_queries if whole < dim else 0):
+        for t in range(count):
+            scores[i, t] += rest_of_dot(queries, keys, i, t, whole)
+
+
+@kernel()
+def _scores_of_few(queries: Floats, keys: Rows, whole: int, scores: Floats) -> None:
+    count = keys.shape[0]
+    for i in range(queries.shape[0]):
+        for key in range(0, count, ROW_COLUMNS):
+            t = min(key, count - ROW_COLUMNS)
+            if t >= 0:
+                totals = dots_of_row(queries, keys, i, t, whole)
+                tile = scores[i, t : t + ROW_COLUMNS]
+                for a in range(ROW_COLUMNS):
+                    tile[a] = totals[a]
+            else:
+                for u in range(count):
+                    scores[i, u] = dot(queries, keys, i, u, whole)[0]
 
 
 @kernel()
 def _weighted_sums(weights: Floats, values: Rows, out: Floats) -> None:
-    """``out`` (queries, head_dim) = weights (queries, values) values, four values at a time."""
+    """``out`` (queries, head_dim) = weights (queries, values) values."""
     num_queries, dim = out.shape
-    for i in range(num_queries):
-        for d in range(dim):
-            out[i, d] = np.float32(0)
-    count = values.shape[0]
-    tiled = count - count % 4
-    for t in range(0, tiled, 4):
-        v0 = values[t]
-        v1 = values[t + 1]
-        v2 = values[t + 2]
-        v3 = values[t + 3]
+    out[:] = np.float32(0)
+    for start in range(0, values.shape[0], _VALUES_AT_ONCE):
+        stop = min(values.shape[0], start + _VALUES_AT_ONCE)
+        own_weights, own_values = weights[:, start:stop], values[start:stop]
+        tiled = num_queries - num_queries % WEIGHTED_ROWS
+        for d in range(0, dim - WEIGHTED_COLUMNS + 1, WEIGHTED_COLUMNS):
+            for i in range(0, tiled, WEIGHTED_ROWS):
+                weighted_sums(own_weights, own_values, i, d, out)
+            for i in range(tiled, num_queries):
+                weighted_sums_of_row(own_weights, own_values, i, d, out)
         for i in range(num_queries):
-            own = out[i]
-            w0 = weights[i, t]
-            w1 = weights[i, t + 1]
-            w2 = weights[i, t + 2]
-            w3 = weights[i, t + 3]
-            for d in range(dim):
-                own[d] += (
-                    w0 * np.float32(v0[d])
-                    + w1 * np.float32(v1[d])
-                    + w2 * np.float32(v2[d])
-                    + w3 * np.float32(v3[d])
-                )
-    for t in range(tiled, count):
-        for i in range(num_queries):
-            for d in range(dim):
-                out[i, d] += weights[i, t] * np.float32(values[t, d])
+            for d in range(dim - dim % WEIGHTED_COLUMNS, dim - 7, 8):
+                weighted_sums_narrow(own_weights, own_values, i, d, out)
+            for d in range(dim - dim % 8, dim):
+                for t in range(stop - start):
+                    out[i, d] += own_weights[i, t] * np.float32(own_values[t, d])
 
 
 @kernel()

@@ -1,8 +1,6 @@
 """A Llama-like model's forward pass on the CPU, compiled.
 
-Owns the step's arrays and the order: embed, all layers, final norm, output embedding. Steps of few
-tokens stream the weights in one call; steps of many are products of large matrices. Knows nothing
-of requests.
+Owns the order: embed, all layers, final norm, output embedding. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -16,15 +14,12 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from cache_store.tiers.device import DeviceTier
-from model_worker.attention.backend import AttentionBackend
-from model_worker.attention.metadata import AttentionMetadata
 from model_worker.compiled.elementwise import rms_norm
 from model_worker.compiled.layers import run_layers
 from model_worker.compiled.linear import linear
-from model_worker.compiled.many_rows import ManyRows
-from model_worker.compiled.modules import MAX_FEW_ROWS
 from model_worker.compiled.plan import plan_attention
 from model_worker.compiled.pool import PoolArrays
+from model_worker.compiled.scratch import StepScratch
 from model_worker.compiled.weights import head_weights, stack_layers
 from model_worker.step_inputs import StepInputs
 
@@ -35,11 +30,8 @@ Ints = NDArray[np.int64]
 class CompiledDecoder:
     """A Forward. Single-threaded from outside; uses as many threads as numba is set to."""
 
-    max_few_rows = MAX_FEW_ROWS
-
-    def __init__(self, model: PreTrainedModel, tier: DeviceTier, backend: AttentionBackend) -> None:
-        """``model`` must fit (``compiled.weights.fits``); its parameters become views. ``backend``
-        attends in steps of many tokens."""
+    def __init__(self, model: PreTrainedModel, tier: DeviceTier) -> None:
+        """``model`` must fit (``compiled.weights.fits``); its parameters become views."""
         core: Any = model.model
         self._rotary = core.rotary_emb
         weights = stack_layers(model)
@@ -49,8 +41,7 @@ class CompiledDecoder:
         self._norm: Floats = core.norm.weight.detach().numpy()
         self._epsilon = np.float32(core.norm.variance_epsilon)
         self._scaling = np.float32(core.layers[0].self_attn.scaling)
-        self._many = ManyRows(weights, tier.spec.head_dim, self._epsilon)
-        self._backend = backend
+        self._scratch = StepScratch(weights, tier.spec.head_dim)
         self._pool = tuple(PoolArrays.of(tier))
         self._block_size = tier.spec.block_size
         self._logits = np.empty((0, self._head.weight.shape[0]), np.float32)
@@ -66,26 +57,18 @@ class CompiledDecoder:
                 torch.from_numpy(hidden)[None], torch.from_numpy(positions)[None]
             )
         )
-        if len(hidden) <= self.max_few_rows:
-            run_layers(
-                hidden,
-                cosines,
-                sines,
-                slots,
-                self._layers,
-                self._pool,
-                plan_attention(inputs.spans, self._block_size, get_num_threads()).arrays,
-                self._epsilon,
-                self._scaling,
-            )
-        else:
-            metadata = AttentionMetadata(
-                backend=self._backend,
-                slot_mapping=torch.from_numpy(slots),
-                spans=inputs.spans,
-                plan=self._backend.prepare(inputs.spans),
-            )
-            self._many.run(hidden, cosines, sines, float(self._scaling), metadata)
+        run_layers(
+            hidden,
+            cosines,
+            sines,
+            slots,
+            self._layers,
+            self._pool,
+            plan_attention(inputs.spans, self._block_size, get_num_threads()).arrays,
+            self._scratch.arrays(len(hidden)),
+            self._epsilon,
+            self._scaling,
+        )
         last = hidden[inputs.logit_rows]
         rms_norm(last, self._norm, self._epsilon, last)
         logits = self._logits_of(len(last))

@@ -13,6 +13,9 @@ from model_worker.compiled.jit import kernel
 
 Floats = NDArray[np.float32]
 
+# Fewer rows are done sooner than other threads would begin with them.
+FEW_ROWS = 16
+
 _LOG2E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693145751953125)
 _LN2_LOW = np.float32(1.42860682030941723212e-6)
@@ -54,9 +57,18 @@ def rms_norm_row(x: Floats, weight: Floats, epsilon: np.float32, out: Floats) ->
         out[i] = weight[i] * (x[i] * factor)
 
 
-@kernel(is_parallel=True)
+@kernel()
 def rms_norm(x: Floats, weight: Floats, epsilon: np.float32, out: Floats) -> None:
     """Every row of ``x`` (rows, n) into ``out``."""
+    if x.shape[0] < FEW_ROWS:
+        for row in range(x.shape[0]):
+            rms_norm_row(x[row], weight, epsilon, out[row])
+    else:
+        _rms_norm_many(x, weight, epsilon, out)
+
+
+@kernel(is_parallel=True)
+def _rms_norm_many(x: Floats, weight: Floats, epsilon: np.float32, out: Floats) -> None:
     for row in prange(x.shape[0]):
         rms_norm_row(x[row], weight, epsilon, out[row])
 
@@ -89,58 +101,34 @@ def rotate_row(
             x[half + i] = high * cosines[half + i] + low * sines[half + i]
 
 
-@kernel(is_parallel=True)
-def rotate(
-    projected: Floats,
-    cosines: Floats,
-    sines: Floats,
-    heads: int,
-    kv_heads: int,
-    query_norm: Floats,
-    key_norm: Floats,
-    epsilon: np.float32,
-) -> None:
-    """``rotate_row`` for each of ``projected`` (rows, heads + 2 kv_heads, head_dim)."""
-    for row in prange(projected.shape[0]):
-        rotate_row(
-            projected[row],
-            cosines[row],
-            sines[row],
-            heads,
-            kv_heads,
-            query_norm,
-            key_norm,
-            epsilon,
-        )
-
-
 @kernel()
-def gate_row(gate: Floats, up: Floats, out: Floats, powers: NDArray[np.int32]) -> None:
-    """``out`` (n,) = silu(gate) * up. ``powers`` (n,) is scratch."""
+def gate_row(gate: Floats, up: Floats, out: Floats) -> None:
+    """``out`` (n,) = silu(gate) * up."""
     count = out.shape[0]
     negated = np.empty(count, np.float32)
     for i in range(count):
         negated[i] = -gate[i]
-    exponentials(negated, powers, count)
+    exponentials(negated, np.empty(count, np.int32), count)
     for i in range(count):
         out[i] = gate[i] * up[i] / (np.float32(1) + negated[i])
 
 
-@kernel(is_parallel=True)
+@kernel()
 def gate(gate_up: Floats, out: Floats) -> None:
     """``out`` (rows, n) = silu(gate) * up; ``gate_up`` (rows, 2 n): the gate, then up.
 
     SwiGLU: Shazeer, "GLU Variants Improve Transformer", 2020.
     """
     width = out.shape[1]
-    for row in prange(out.shape[0]):
-        powers = np.empty(width, np.int32)
-        gate_row(gate_up[row, :width], gate_up[row, width:], out[row], powers)
+    if out.shape[0] < FEW_ROWS:
+        for row in range(out.shape[0]):
+            gate_row(gate_up[row, :width], gate_up[row, width:], out[row])
+    else:
+        _gate_many(gate_up, out)
 
 
 @kernel(is_parallel=True)
-def decode_weights(weight: NDArray[np.int8], scale: Floats, out: Floats) -> None:
-    """``out`` (outputs, inputs) = weight * scale (outputs,)."""
-    for n in prange(out.shape[0]):
-        for k in range(out.shape[1]):
-            out[n, k] = np.float32(weight[n, k]) * scale[n]
+def _gate_many(gate_up: Floats, out: Floats) -> None:
+    width = out.shape[1]
+    for row in prange(out.shape[0]):
+        gate_row(gate_up[row, :width], gate_up[row, width:], out[row])

@@ -1,4 +1,4 @@
-"""All decoder layers of a Llama-like model in one call, for few tokens.
+"""All decoder layers of a Llama-like model in one call.
 
 RMSNorm, rotary embedding by halves, grouped-query attention over the paged pool, SwiGLU: the shape
 that Llama brought and many models share. One call per step instead of some forty per layer, since
@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import prange
 from numpy.typing import NDArray
 
 from model_worker.compiled.attention import attend
-from model_worker.compiled.elementwise import gate_row, rms_norm_row, rotate_row
+from model_worker.compiled.elementwise import FEW_ROWS, gate, rms_norm, rotate_row
 from model_worker.compiled.jit import kernel
 from model_worker.compiled.linear import linear
 
@@ -33,6 +34,7 @@ def run_layers(
     weights: tuple[Any, ...],
     pool: tuple[Any, ...],
     plan: tuple[Any, ...],
+    scratch: tuple[Any, ...],
     epsilon: np.float32,
     scaling: np.float32,
 ) -> None:
@@ -41,50 +43,29 @@ def run_layers(
 
     ``cosines`` and ``sines`` (rows, head_dim). ``weights``: LayerWeights' arrays in its order;
     ``pool``: keys, values (layers, kv_heads, slots, head_dim), key and value scales (layers,
-    kv_heads, slots) or of no size; ``plan``: an AttentionPlan's arrays in its order.
+    kv_heads, slots) or of no size; ``plan``: an AttentionPlan's arrays in its order; ``scratch``:
+    ``StepScratch.arrays`` for these rows.
     """
     qkv, qkv_scale, qkv_bias, out, out_scale, out_bias, gate_up, gate_up_scale = weights[:8]
     down, down_scale, down_bias, norm_in, norm_post, query_norm, key_norm = weights[8:]
     keys, values, key_scales, value_scales = pool
     items, rows, limits, row_starts, row_entries = plan
-    num_rows, width = hidden.shape
-    num_layers, kv_heads, _, dim = keys.shape
-    heads = out.shape[2] // dim
-    normed = np.empty((num_rows, width), np.float32)
-    projected = np.empty((num_rows, (heads + 2 * kv_heads) * dim), np.float32)
-    query = np.empty((num_rows, heads, dim), np.float32)
-    attended = np.empty((num_rows, heads * dim), np.float32)
-    inner = down.shape[2]
-    gated = np.empty((num_rows, 2 * inner), np.float32)
-    activated = np.empty((num_rows, inner), np.float32)
-    no_bias = np.zeros(2 * inner, np.float32)
-    powers = np.empty(inner, np.int32)
+    num_rows, num_layers = hidden.shape[0], keys.shape[0]
+    normed, projected, query, attended, gated, activated = scratch
+    no_bias = np.zeros(gated.shape[1], np.float32)
     for layer in range(num_layers):
-        for row in range(num_rows):
-            rms_norm_row(hidden[row], norm_in[layer], epsilon, normed[row])
+        rms_norm(hidden, norm_in[layer], epsilon, normed)
         linear(normed, qkv[layer], qkv_scale[layer], qkv_bias[layer], projected, False)
-        for row in range(num_rows):
-            own = projected[row].reshape(heads + 2 * kv_heads, dim)
-            rotate_row(
-                own,
-                cosines[row],
-                sines[row],
-                heads,
-                kv_heads,
-                query_norm[layer],
-                key_norm[layer],
-                epsilon,
+        own_pool = (keys[layer], values[layer], key_scales[layer], value_scales[layer])
+        norms = (query_norm[layer], key_norm[layer])
+        if num_rows < FEW_ROWS:
+            for row in range(num_rows):
+                place = (cosines[row], sines[row], slots[row])
+                _rotate_and_store(projected[row], query[row], place, own_pool, norms, epsilon)
+        else:
+            _rotate_and_store_many(
+                projected, query, (cosines, sines, slots), own_pool, norms, epsilon
             )
-            query[row] = own[:heads]
-            for head in range(kv_heads):
-                key, value = own[heads + head], own[heads + kv_heads + head]
-                slot = slots[row]
-                if key_scales.size:
-                    key_scales[layer, head, slot] = quantize(key, keys[layer, head, slot])
-                    value_scales[layer, head, slot] = quantize(value, values[layer, head, slot])
-                else:
-                    keys[layer, head, slot] = key
-                    values[layer, head, slot] = value
         attend(
             query,
             keys[layer],
@@ -100,12 +81,52 @@ def run_layers(
             attended,
         )
         linear(attended, out[layer], out_scale[layer], out_bias[layer], hidden, True)
-        for row in range(num_rows):
-            rms_norm_row(hidden[row], norm_post[layer], epsilon, normed[row])
+        rms_norm(hidden, norm_post[layer], epsilon, normed)
         linear(normed, gate_up[layer], gate_up_scale[layer], no_bias, gated, False)
-        for row in range(num_rows):
-            gate_row(gated[row, :inner], gated[row, inner:], activated[row], powers)
+        gate(gated, activated)
         linear(activated, down[layer], down_scale[layer], down_bias[layer], hidden, True)
+
+
+@kernel(is_parallel=True)
+def _rotate_and_store_many(
+    projected: Floats,
+    query: Floats,
+    places: tuple[Floats, Floats, Ints],
+    pool: tuple[Rows, Rows, Floats, Floats],
+    norms: tuple[Floats, Floats],
+    epsilon: np.float32,
+) -> None:
+    cosines, sines, slots = places
+    for row in prange(projected.shape[0]):
+        place = (cosines[row], sines[row], slots[row])
+        _rotate_and_store(projected[row], query[row], place, pool, norms, epsilon)
+
+
+@kernel()
+def _rotate_and_store(
+    projected: Floats,
+    query: Floats,
+    place: tuple[Floats, Floats, int],
+    pool: tuple[Rows, Rows, Floats, Floats],
+    norms: tuple[Floats, Floats],
+    epsilon: np.float32,
+) -> None:
+    """One row: its query into ``query`` (heads, head_dim), its K and V into their slot."""
+    keys, values, key_scales, value_scales = pool
+    cosines, sines, slot = place
+    heads, dim = query.shape
+    kv_heads = keys.shape[0]
+    own = projected.reshape(heads + 2 * kv_heads, dim)
+    rotate_row(own, cosines, sines, heads, kv_heads, norms[0], norms[1], epsilon)
+    query[:] = own[:heads]
+    for head in range(kv_heads):
+        key, value = own[heads + head], own[heads + kv_heads + head]
+        if key_scales.size:
+            key_scales[head, slot] = quantize(key, keys[head, slot])
+            value_scales[head, slot] = quantize(value, values[head, slot])
+        else:
+            keys[head, slot] = key
+            values[head, slot] = value
 
 
 @kernel(is_exact=True)

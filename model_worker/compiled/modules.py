@@ -1,4 +1,4 @@
-"""The linear layers of models that have no compiled decoder: streamed where a step has few tokens.
+"""The linear layers of models that have no compiled decoder.
 
 Owns the replacement of modules in a model that transformers otherwise runs as it is.
 """
@@ -11,9 +11,6 @@ import torch
 from model_worker.compiled.linear import linear
 from model_worker.compiled.weights import bias_of, scale_of
 from model_worker.int8_linear import Int8Linear
-
-# From about here on a BLAS gets more out of the cores than it loses by packing the weights.
-MAX_FEW_ROWS = 48
 
 
 class StreamedLinear(torch.nn.Module):
@@ -36,9 +33,6 @@ class StreamedLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.numel() // self.in_features
-        if rows > MAX_FEW_ROWS:
-            many: torch.Tensor = self.layer(x)
-            return many
         output = torch.empty(*x.shape[:-1], self.out_features)
         linear(
             np.ascontiguousarray(x.reshape(rows, self.in_features).numpy()),

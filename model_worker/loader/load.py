@@ -18,7 +18,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from cache_store.block import KVCacheSpec
 from cache_store.block_hash import HASH_VERSION
-from model_worker.int8_linear import quantize_linears
+from model_worker.int8_linear import INT8_CODING, quantize_linears
 from model_worker.loader.attention_layout import AttentionLayout, causal_model_class
 from model_worker.loader.errors import ModelLoadError, first_line
 from model_worker.loader.fingerprint import (
@@ -230,7 +230,7 @@ def _fingerprint(
             weight_digests=tuple(source.digest_cache().digests(source.digest_files)),
             config=canonical_config(config),
             compute_dtype=_name(dtype),
-            quantization=quantization,
+            quantization=INT8_CODING if quantization == "int8" else quantization,
             rope=longrope_choice(config, max_model_len),
             kv_dtype=kv_spec.coding,
             block_size=kv_spec.block_size,
