@@ -39,11 +39,10 @@ Floats = NDArray[np.float32]
 Weights = NDArray[Any]  # float32 or int8
 Operand = NDArray[Any]  # float32 or int16
 
-# Outputs that one thread computes before it takes the next: some tens of kilobytes of weights.
-_BLOCK = 8 * COLUMNS
-# Rows that are taken through a block of weights together: they stay in the second cache.
-_ROWS_AT_ONCE = 60
-
+# What lies in the second cache while it is used: the weights of so many outputs, and the rows that
+# are taken through them together. Outputs are also what threads share out.
+_WEIGHT_BYTES = 2**18
+_ROW_BYTES = 96 * 2**10
 
 _largest_code = kernel()(largest_code)
 
@@ -60,14 +59,16 @@ def linear(
     whole = depth - depth % step_of(operand)
     high = rows_of_tile(operand)
     is_tiled = rows >= high and width >= COLUMNS
-    for block in prange((width + _BLOCK - 1) // _BLOCK):
-        stop = min(width, (block + 1) * _BLOCK)
-        first = block * _BLOCK
-        for chunk in range(0, rows if is_tiled else 0, _ROWS_AT_ONCE):
+    outputs = max(min(_WEIGHT_BYTES // (depth * weight.itemsize), width // 8) // 24 * 24, 24)
+    rows_at_once = max(_ROW_BYTES // (depth * operand.itemsize) // 12 * 12, 12)
+    for block in prange((width + outputs - 1) // outputs):
+        stop = min(width, (block + 1) * outputs)
+        first = block * outputs
+        for chunk in range(0, rows if is_tiled else 0, rows_at_once):
             for column in range(first, stop, COLUMNS):
                 # The last tiles begin early enough to be whole; what they repeat is not put.
                 n = min(column, width - COLUMNS)
-                for row in range(chunk, min(rows, chunk + _ROWS_AT_ONCE), high):
+                for row in range(chunk, min(rows, chunk + rows_at_once), high):
                     m = min(row, rows - high)
                     if row == 0:
                         totals = dots_ahead(operand, weight, m, n, whole)
