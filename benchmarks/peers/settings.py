@@ -11,7 +11,7 @@ from pathlib import Path
 BLOCK_SIZE = 32
 NUM_THREADS = 2
 F32_KV_BYTES_PER_TOKEN = 46_080  # of the demo model: 2 x 30 layers x 3 heads x 64 x 4 bytes
-HOST_CACHE_BYTES = 2 * 2**30
+HOST_CACHE_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
