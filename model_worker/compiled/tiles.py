@@ -24,6 +24,7 @@ from model_worker.row_codes import NUMBERS_AT_ONCE
 
 COLUMNS = 3  # of a tile: with four rows of them, all sixteen vector registers are in use
 ROW_COLUMNS = 8  # of a tile of one row: as many sums as hide a multiply-add's latency
+FLOAT_ROWS, INTEGER_ROWS = 4, 3  # of a tile: the products of integers need a register more
 STREAM_COLUMNS = 2  # of one row over weights from memory, which come fastest in their order
 FLOAT_STEP = 8  # numbers that one step of a dot product takes
 INTEGER_STEP = NUMBERS_AT_ONCE
@@ -39,8 +40,7 @@ _INTS = ir.VectorType(_INT, _LANES)
 
 
 def rows_of_tile(operand: Any) -> int:
-    """Rows of a ``dots`` tile where one side is ``operand``, float32 or int16: the products of
-    integers need a register more."""
+    """Rows of a ``dots`` tile where one side is ``operand``, float32 or int16."""
     raise NotImplementedError("for compiled code")
 
 
@@ -52,8 +52,8 @@ def step_of(operand: Any) -> int:
 @overload(rows_of_tile, strict=False)
 def _rows_of_tile(operand: Any) -> Callable[[Any], int]:
     if operand.dtype == types.float32:
-        return lambda operand: 4
-    return lambda operand: 3
+        return lambda operand: FLOAT_ROWS
+    return lambda operand: INTEGER_ROWS
 
 
 @overload(step_of, strict=False)
@@ -72,7 +72,7 @@ def _dots(rows: int | None, columns: int, *, is_ahead: bool = False) -> Any:
 
     def tile(typing_context: Any, x: Any, weight: Any, m: Any, n: Any, depth: Any) -> Any:
         is_float = types.float32 in (x.dtype, weight.dtype)
-        num_rows = rows or (4 if is_float else 3)
+        num_rows = rows or (FLOAT_ROWS if is_float else INTEGER_ROWS)
         returned = _types.UniTuple(types.float32, num_rows * columns)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
