@@ -37,6 +37,7 @@ from model_worker.protocol import (
     RequestOutput,
     ResetCache,
     StepFrame,
+    TenantPolicies,
     Welcome,
     WorkerStats,
     WorkerStatus,
@@ -80,11 +81,6 @@ class GatewayLink:
     is_welcomed: bool = False
     has_stale_stats: bool = False
     backlog: deque[bytes] = field(default_factory=deque)  # what the socket did not take yet
-
-    @property
-    def has_events(self) -> bool:
-        """Whether cache events are sent to it."""
-        return self.is_welcomed and self.version.has_cache_messages
 
 
 class GatewayLinks:
@@ -157,14 +153,14 @@ class GatewayLinks:
                 link.has_stale_stats = link.is_welcomed
         for link in tuple(self._links.values()):
             link_outputs = outputs.get(link.link_id)
-            link_events = tuple(events) if link.has_events else ()
+            link_events = tuple(events) if link.is_welcomed else ()
             if link_outputs is not None or link_events:
                 self._send_frame(link, tuple(link_outputs or ()), link_events)
 
     def publish_events(self, link_id: str, events: Sequence[CacheEvent]) -> None:
         """For this link alone, as one frame."""
         link = self._ids.get(link_id)
-        if link is not None and link.has_events and events:
+        if link is not None and link.is_welcomed and events:
             self._send_frame(link, (), tuple(events))
 
     def reply(self, link_id: str, message: Reply) -> None:
@@ -229,7 +225,7 @@ class GatewayLinks:
             case Heartbeat():
                 if link is None:
                     self._send_stray(routing_id, Goodbye(reason="this link is not open any more"))
-            case AddRequest() | Abort() | ResetCache() | PrefixCommand():
+            case AddRequest() | Abort() | ResetCache() | PrefixCommand() | TenantPolicies():
                 if link is None:
                     self._send_stray(routing_id, Goodbye(reason="this link is not open any more"))
                 else:

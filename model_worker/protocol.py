@@ -16,7 +16,7 @@ from enum import StrEnum
 
 import msgspec
 
-from cache_store.events import CacheEvent, Tier
+from cache_store.events import CacheEvent
 from model_worker.link import (
     LinkError,
     LinkKeys,
@@ -27,11 +27,14 @@ from model_worker.link import (
     read_link_secret,
 )
 from model_worker.sampling_params import SamplingParams
+from model_worker.tenant_policy import TenantPolicy
 from model_worker.worker_config import EXIT_CONFIG, WorkerConfig
+from model_worker.worker_stats import MAX_REPORTED_TENANTS, TenantUsage, TierReport, WorkerStats
 
 __all__ = [
     "EXIT_CONFIG",
     "MAX_PRIORITY",
+    "MAX_REPORTED_TENANTS",
     "MAX_RETENTION_S",
     "PRIORITY_S",
     "PROTOCOL_VERSION",
@@ -60,6 +63,9 @@ __all__ = [
     "ResetCache",
     "SamplingParams",
     "StepFrame",
+    "TenantPolicies",
+    "TenantPolicy",
+    "TenantUsage",
     "TierReport",
     "TokenizerFile",
     "Waker",
@@ -88,15 +94,15 @@ class ProtocolVersion(msgspec.Struct, frozen=True, array_like=True):
         return self.major == other.major and abs(self.minor - other.minor) <= 1
 
     @property
-    def has_cache_messages(self) -> bool:
-        """Whether a peer of this version knows PrefixCommand and StepFrame.events (since 1.1).
+    def has_tenant_messages(self) -> bool:
+        """Whether a peer of this version knows TenantPolicies (since 1.2).
 
         Nothing that a peer does not know is sent to it; a field that it does not know it ignores.
         """
-        return self.minor >= 1
+        return self.minor >= 2
 
 
-PROTOCOL_VERSION = ProtocolVersion(1, 1)
+PROTOCOL_VERSION = ProtocolVersion(1, 2)
 
 
 # What a request may ask of eviction: a step of priority counts as a minute of recency.
@@ -147,6 +153,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     cache_salt: str = ""
     priority: int = 0  # -10 to 10: each step counts as a minute of recency for its blocks
     retention_s: float = 0.0  # its blocks stand as if they were used this much later
+    tenant: str = ""  # whom its work and its blocks are charged to
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -180,7 +187,14 @@ class PrefixCommand(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     keep_num_tokens: int = 0
 
 
-Command = AddRequest | Abort | ResetCache | PrefixCommand
+class TenantPolicies(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The tenants that have a policy, all of them: what was said before counts no more. Sent after
+    each Welcome and when they change; not answered."""
+
+    policies: tuple[TenantPolicy, ...]
+
+
+Command = AddRequest | Abort | ResetCache | PrefixCommand | TenantPolicies
 
 
 # ---------------------------------------------------------------- worker -> gateway
@@ -260,45 +274,6 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_disk_tokens: int = 0
 
 
-class TierReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One tier below the device, in blocks; see cache_store.stats.TierStats."""
-
-    tier: Tier
-    num_blocks: int = 0
-    num_cached: int = 0
-    promoted_total: int = 0
-    stored_total: int = 0
-    dropped_total: int = 0
-    failed_total: int = 0
-    loads_total: int = 0
-    recomputes_total: int = 0
-    load_s_total: float = 0.0
-    recompute_s_total: float = 0.0
-    load_block_s: float | None = None
-
-
-class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges, and counters since the epoch began (``*_total``)."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_blocks: int = 0
-    num_free_blocks: int = 0
-    num_evictable_blocks: int = 0
-    num_locked_blocks: int = 0  # held by running requests, tree-owned or private
-    prompt_tokens_computed_total: int = 0
-    generated_tokens_total: int = 0
-    preemptions_total: int = 0
-    coalesced_requests_total: int = 0
-    evicted_blocks_total: int = 0
-    steps_total: int = 0
-    step_s: float = 0.0  # duration of the last step
-    num_transfers: int = 0  # between tiers, under way
-    tiers: tuple[TierReport, ...] = ()  # those below the device that exist
-    num_draft_tokens_total: int = 0  # guesses of tokens to come that were verified
-    num_accepted_tokens_total: int = 0  # of these, those that became part of an answer
-
-
 class StepFrame(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     epoch: int
     sequence: int  # 1, 2, 3, ... per link
@@ -345,7 +320,7 @@ class PrefixReply(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 Reply = CacheReset | PrefixReply
-GatewayMessage = Hello | AddRequest | Abort | ResetCache | PrefixCommand | Heartbeat | Goodbye
+GatewayMessage = Hello | Command | Heartbeat | Goodbye
 WorkerMessage = Welcome | WorkerStatus | Refusal | StepFrame | Heartbeat | Reply | Goodbye
 
 

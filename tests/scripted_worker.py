@@ -30,6 +30,8 @@ from model_worker.protocol import (
     PrefixReply,
     RequestOutput,
     ResetCache,
+    TenantPolicies,
+    TenantUsage,
     TokenizerFile,
     WorkerConfig,
     WorkerStats,
@@ -117,6 +119,7 @@ class ScriptedEngine:
     running: dict[tuple[str, str], ScriptedRequest] = field(default_factory=dict)
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
     events: list[CacheEvent] = field(default_factory=list)
+    tenants: tuple[TenantUsage, ...] = ()
 
     def take(self, item: LinkCommand) -> None:
         match item.command:
@@ -136,6 +139,12 @@ class ScriptedEngine:
                 self.events.append(AllBlocksCleared())
             case PrefixCommand() as command:
                 self.server.reply(item.link_id, scripted_reply(command))
+            case TenantPolicies(policies=policies):
+                # Said back, so that whoever said it can see what came over.
+                self.tenants = tuple(
+                    TenantUsage(each.tenant, num_device_blocks=each.max_device_bytes or 0)
+                    for each in policies
+                )
             case LinkOpened():
                 self.server.publish_events(item.link_id, (STORED_BEFORE,))
             case LinkLost():
@@ -157,7 +166,7 @@ class ScriptedEngine:
             self.emit(request.link_id, output)
             if output.finish_reason is not None:
                 del self.running[key]
-        stats = WorkerStats(num_running=len(self.running))
+        stats = WorkerStats(num_running=len(self.running), tenants=self.tenants)
         self.server.publish(self.outputs, stats, self.events)
         self.outputs, self.events = {}, []
 

@@ -28,6 +28,9 @@ from model_worker.protocol import (
     ResetCache,
     SamplingParams,
     StepFrame,
+    TenantPolicies,
+    TenantPolicy,
+    TenantUsage,
     Welcome,
     WorkerConfig,
     WorkerMessage,
@@ -60,7 +63,7 @@ def make_request(**changes: object) -> AddRequest:
     "message",
     [
         Hello(version=VERSION, gateway_id="g"),
-        make_request(cache_salt="tenant"),
+        make_request(cache_salt="salt", tenant="a"),
         Abort(request_id="r1"),
         ResetCache(call_id="c"),
         PrefixCommand(
@@ -70,6 +73,7 @@ def make_request(**changes: object) -> AddRequest:
             cache_salt="tenant",
             keep_num_tokens=1,
         ),
+        TenantPolicies(policies=(TenantPolicy(tenant="a", weight=2.0, max_disk_bytes=2**41),)),
         Heartbeat(),
         Goodbye(reason="done"),
     ],
@@ -100,7 +104,7 @@ def test_gateway_messages_survive_the_wire(message: GatewayMessage) -> None:
                     error=RequestError(code=ErrorCode.NEVER_FITS, message="too long", param="x"),
                 ),
             ),
-            stats=WorkerStats(num_running=2),
+            stats=WorkerStats(num_running=2, tenants=(TenantUsage("a", 2, num_disk_blocks=9),)),
             events=(BlockStored(Tier.DISK, b"h" * 32), BlockRemoved(b"i" * 16), AllBlocksCleared()),
         ),
     ],
@@ -136,45 +140,34 @@ def test_fields_added_by_a_newer_peer_are_ignored() -> None:
 
 
 class OldAddRequest(msgspec.Struct, frozen=True, tag="AddRequest", kw_only=True):
-    """As of 1.0."""
+    """As of 1.1."""
 
     request_id: str
     prompt_token_ids: bytes
     sampling_params: SamplingParams
     cache_salt: str = ""
-
-
-class OldStepFrame(msgspec.Struct, frozen=True, tag="StepFrame", kw_only=True):
-    """As of 1.0."""
-
-    epoch: int
-    sequence: int
-    outputs: tuple[RequestOutput, ...]
-    stats: WorkerStats
+    priority: int = 0
+    retention_s: float = 0.0
 
 
 def test_a_request_is_understood_by_both_minor_versions() -> None:
     old = OldAddRequest(
-        request_id="r1", prompt_token_ids=b"\0\0\0\0", sampling_params=SamplingParams(max_tokens=3)
+        request_id="r1",
+        prompt_token_ids=b"\0\0\0\0",
+        sampling_params=SamplingParams(max_tokens=3),
+        priority=3,
     )
-    new = make_request(prompt_token_ids=b"\0\0\0\0", sampling_params=SamplingParams(max_tokens=3))
+    new = make_request(
+        prompt_token_ids=b"\0\0\0\0", sampling_params=SamplingParams(max_tokens=3), priority=3
+    )
     assert decode_gateway_message(encode(old)) == new
-    ranked = msgspec.structs.replace(new, priority=3, retention_s=60.0)
-    assert msgspec.msgpack.decode(encode(ranked), type=OldAddRequest) == old
+    of_a_tenant = msgspec.structs.replace(new, tenant="a")
+    assert msgspec.msgpack.decode(encode(of_a_tenant), type=OldAddRequest) == old
 
 
-def test_a_frame_is_understood_by_both_minor_versions() -> None:
-    output = RequestOutput(request_id="a", token_ids=(5,), num_cached_tokens=0)
-    old = OldStepFrame(epoch=4, sequence=1, outputs=(output,), stats=WorkerStats(num_running=2))
-    new = StepFrame(epoch=4, sequence=1, outputs=(output,), stats=WorkerStats(num_running=2))
-    assert decode_worker_message(encode(old)) == new
-    told = msgspec.structs.replace(new, events=(AllBlocksCleared(),))
-    assert msgspec.msgpack.decode(encode(told), type=OldStepFrame) == old
-
-
-@pytest.mark.parametrize(("version", "is_known"), [((1, 0), False), ((1, 1), True), ((1, 2), True)])
-def test_cache_messages_are_known_since_one_one(version: tuple[int, int], is_known: bool) -> None:
-    assert ProtocolVersion(*version).has_cache_messages is is_known
+@pytest.mark.parametrize(("minor", "is_known"), [(1, False), (2, True), (3, True)])
+def test_tenant_messages_are_known_since_one_two(minor: int, is_known: bool) -> None:
+    assert ProtocolVersion(1, minor).has_tenant_messages is is_known
 
 
 def test_request_with_a_bad_field_still_names_itself() -> None:

@@ -36,6 +36,8 @@ from model_worker.protocol import (
     ResetCache,
     SamplingParams,
     StepFrame,
+    TenantPolicies,
+    TenantPolicy,
     Welcome,
     WorkerMessage,
     WorkerStats,
@@ -348,25 +350,28 @@ def test_a_link_is_told_apart_what_was_stored_before_it(
         assert old.hears_nothing(0.05)
 
 
-def test_a_gateway_of_the_minor_version_before_is_sent_no_events(
+def test_a_gateway_of_the_minor_version_before_is_understood(
     endpoint: str, connect: Callable[..., BareGateway]
 ) -> None:
     with running_server(endpoint) as server:
         older = connect(endpoint)
-        older.join("older", ProtocolVersion(1, 0))
-        server.publish({}, WorkerStats(), [stored(1)])
-        server.publish_events("older/1", [stored(1)])
-        output = RequestOutput(request_id="x", token_ids=(3,))
-        server.publish({"older/1": [output]}, WorkerStats(), [stored(2)])
-        assert older.hear() == StepFrame(
-            epoch=EPOCH, sequence=1, outputs=(output,), stats=WorkerStats()
-        )
-        assert older.hears_nothing(0.05)
-        # Its AddRequest, as it was before priority and retention_s.
+        older.join("older", ProtocolVersion(1, 1))
+        # Its AddRequest, as it was before the tenant.
         request = msgspec.to_builtins(make_request("old"), builtin_types=(bytes,))
-        del request["priority"], request["retention_s"]
+        del request["tenant"]
         older.socket.send(msgspec.msgpack.encode(request))
         assert poll_one(server) == LinkCommand("older/1", make_request("old"))
+
+
+def test_policies_of_tenants_are_a_command(
+    endpoint: str, connect: Callable[..., BareGateway]
+) -> None:
+    with running_server(endpoint) as server:
+        gateway = connect(endpoint)
+        gateway.join()
+        message = TenantPolicies(policies=(TenantPolicy(tenant="a", max_host_bytes=0),))
+        gateway.say(message)
+        assert poll_one(server) == LinkCommand("gw/1", message)
 
 
 def test_a_silent_gateway_is_lost(endpoint: str, connect: Callable[..., BareGateway]) -> None:

@@ -15,7 +15,13 @@ import pytest
 import pytest_asyncio
 
 from cache_store.events import AllBlocksCleared, CacheEvent
-from model_worker.protocol import ErrorCode, FinishReason, PrefixAction, RequestOutput
+from model_worker.protocol import (
+    ErrorCode,
+    FinishReason,
+    PrefixAction,
+    RequestOutput,
+    TenantPolicy,
+)
 from service.workers.base import (
     RequestStream,
     StateChange,
@@ -267,6 +273,26 @@ async def test_calls_that_overlap_get_their_own_replies(worker: Worker) -> None:
         num_dropped, reply = await asyncio.gather(worker.reset_cache(), prefix)
     assert num_dropped >= 0
     assert reply.num_blocks_changed == 3
+
+
+async def until_heard(rig: Rig, expected: list[tuple[str, int]]) -> None:
+    async with asyncio.timeout(5):
+        while rig.policies_heard() != expected:
+            await asyncio.sleep(0.01)
+
+
+async def test_policies_of_tenants_hold_in_this_life_and_the_next(rig: Rig) -> None:
+    policies = [TenantPolicy(tenant="a", max_device_bytes=7), TenantPolicy(tenant="b")]
+    rig.worker.set_tenant_policies(policies)
+    await until_heard(rig, [("a", 7), ("b", 0)])
+    await rig.kill()
+    await reach(rig.worker, WorkerState.LOST)
+    rig.worker.set_tenant_policies(policies[1:])
+    await rig.revive()
+    await rig.worker.wait_ready(20)
+    await until_heard(rig, [("b", 0)])
+    rig.worker.set_tenant_policies([])
+    await until_heard(rig, [])
 
 
 async def test_a_reset_is_told_to_who_listens_to_the_cache(worker: Worker) -> None:

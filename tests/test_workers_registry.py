@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cache_store.events import AllBlocksCleared, BlockRemoved
-from model_worker.protocol import ModelCard
+from model_worker.protocol import ModelCard, TenantPolicy
 from service.workers.base import StateChange, WorkerNotReadyError, WorkerState
 from service.workers.cache_news import CacheNews
 from service.workers.fake import FakeWorker
@@ -205,6 +205,17 @@ async def test_a_worker_that_was_removed_is_closed_and_forgotten() -> None:
         stranger.set_failed("too late to matter")
         assert registry.ready_workers() == registry.workers
         assert changes == [StateChange("b", WorkerState.READY, "")]
+
+
+async def test_policies_of_tenants_are_told_to_all_workers_also_to_later_ones() -> None:
+    first, second = make_worker("a"), make_worker("b")
+    async with started(first) as registry:
+        assert first.tenant_policies == ()
+        registry.set_tenant_policies([TenantPolicy(tenant="t", weight=3.0)])
+        await registry.add(second)
+    assert (
+        first.tenant_policies == second.tenant_policies == (TenantPolicy(tenant="t", weight=3.0),)
+    )
 
 
 async def test_cache_news_of_all_workers_are_heard_also_of_later_ones() -> None:

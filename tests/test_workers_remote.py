@@ -23,6 +23,7 @@ from model_worker.protocol import (
     PROTOCOL_VERSION,
     AddRequest,
     CacheReset,
+    Command,
     ErrorCode,
     FinishReason,
     GatewayMessage,
@@ -39,6 +40,8 @@ from model_worker.protocol import (
     RequestOutput,
     SamplingParams,
     StepFrame,
+    TenantPolicies,
+    TenantPolicy,
     Welcome,
     WorkerMessage,
     WorkerStats,
@@ -278,6 +281,39 @@ async def test_a_prefix_command_says_all_that_was_asked(bare: BareWorker, endpoi
         assert await asyncio.wait_for(call, 5) == reply
 
 
+async def test_policies_are_told_after_each_welcome_and_when_they_change(
+    bare: BareWorker, endpoint: str
+) -> None:
+    policies = (TenantPolicy(tenant="a", weight=2.0, max_disk_bytes=2**40),)
+    async with connected(endpoint) as worker:
+        worker.set_tenant_policies(policies)
+        for _ in range(2):
+            await bare.welcome()
+            await worker.wait_ready(5)
+            assert await bare.hear(TenantPolicies) == TenantPolicies(policies=policies)
+            await bare.say(Goodbye(reason="again"))
+            await reach(worker, WorkerState.LOST)
+        await bare.welcome()
+        await worker.wait_ready(5)
+        await bare.hear(TenantPolicies)
+        worker.set_tenant_policies(policies)  # the same, which is no news
+        worker.set_tenant_policies(())
+        assert await bare.hear(TenantPolicies) == TenantPolicies(policies=())
+
+
+async def test_a_worker_of_the_version_before_is_told_of_no_policies(
+    bare: BareWorker, endpoint: str
+) -> None:
+    async with connected(endpoint) as worker:
+        worker.set_tenant_policies([TenantPolicy(tenant="a")])
+        await bare.welcome(version=ProtocolVersion(1, 1))
+        await worker.wait_ready(5)
+        worker.set_tenant_policies([])
+        worker.submit(make_request("r"))
+        command = await bare.hear(Command)
+        assert isinstance(command, AddRequest)
+
+
 async def test_a_reply_of_another_kind_is_a_typed_error(bare: BareWorker, endpoint: str) -> None:
     async with connected(endpoint) as worker:
         await bare.welcome()
@@ -287,35 +323,6 @@ async def test_a_reply_of_another_kind_is_a_typed_error(bare: BareWorker, endpoi
         await bare.say(CacheReset(call_id="1", num_blocks_dropped=3))
         with pytest.raises(WorkerLostError, match="answered PrefixCommand with CacheReset"):
             await asyncio.wait_for(call, 5)
-
-
-async def test_a_worker_of_the_minor_version_before_is_sent_no_prefix_command(
-    bare: BareWorker, endpoint: str
-) -> None:
-    async with connected(endpoint) as worker:
-        heard: list[CacheNews] = []
-        worker.add_event_listener(heard.append)
-        await bare.welcome(version=ProtocolVersion(1, 0))
-        await worker.wait_ready(5)
-        reply = await asyncio.wait_for(worker.act_on_prefix(PrefixAction.DROP, NO_TOKENS), 0.5)
-        assert msgspec.structs.replace(reply, call_id="") == PrefixReply(call_id="")
-        stream = worker.submit(make_request("r"))
-        # The next that is heard, heartbeats apart, is the request.
-        assert await bare.hear(AddRequest | PrefixCommand) == make_request("r")
-        # Its frames, as they were before events.
-        frame = msgspec.to_builtins(
-            StepFrame(
-                epoch=EPOCH,
-                sequence=1,
-                outputs=(RequestOutput(request_id="r", token_ids=(5,)),),
-                stats=WorkerStats(num_running=1),
-            )
-        )
-        del frame["events"]
-        await bare.socket.send_multipart((bare.peer, msgspec.msgpack.encode(frame)))
-        assert (await first_token(stream)).token_ids == (5,)
-        assert worker.stats.num_running == 1
-        assert heard == [CacheNews("w", EPOCH, (AllBlocksCleared(),))]
 
 
 async def test_cache_news_come_in_order_and_begin_anew_with_each_link(

@@ -47,6 +47,9 @@ class Rig(Protocol):
 
     async def close(self) -> None: ...
 
+    def policies_heard(self) -> list[tuple[str, int]]:
+        """Tenant and cap on the device of each policy that has come to the worker."""
+
 
 class FakeRig:
     def __init__(self) -> None:
@@ -67,6 +70,10 @@ class FakeRig:
 
     async def close(self) -> None:
         await self.worker.close()
+
+    def policies_heard(self) -> list[tuple[str, int]]:
+        policies = self.worker.tenant_policies
+        return [(policy.tenant, policy.max_device_bytes or 0) for policy in policies]
 
 
 class LocalRig:
@@ -91,6 +98,9 @@ class LocalRig:
 
     async def close(self) -> None:
         await self.worker.close()
+
+    def policies_heard(self) -> list[tuple[str, int]]:
+        return policies_said_back(self.worker)
 
 
 class RemoteRig:
@@ -141,6 +151,13 @@ class RemoteRig:
         if self._child is not None:
             self._child.kill()
             self._child.join()
+
+    def policies_heard(self) -> list[tuple[str, int]]:
+        return policies_said_back(self.worker)
+
+
+def policies_said_back(worker: Worker) -> list[tuple[str, int]]:
+    return [(usage.tenant, usage.num_device_blocks) for usage in worker.stats.tenants]
 
 
 def counting_script(request: AddRequest) -> Iterable[int]:

@@ -27,6 +27,7 @@ from model_worker.protocol import (
     PrefixReply,
     RequestError,
     RequestOutput,
+    TenantPolicy,
     WorkerStats,
 )
 from service.workers.cache_news import CacheListener
@@ -140,8 +141,15 @@ class Worker(Protocol):
     ) -> PrefixReply:
         """Act on what is stored of the prefix ``token_ids`` (1-D), past ``keep_num_tokens``.
 
-        The reply is empty when the worker's version knows no such command. Raises
-        WorkerNotReadyError or WorkerLostError.
+        Raises WorkerNotReadyError or WorkerLostError.
+        """
+        ...
+
+    def set_tenant_policies(self, policies: Sequence[TenantPolicy]) -> None:
+        """From now on these hold and no others, in this life of the worker and in later ones.
+
+        Never waits: a worker that is not ready is told when it is. One whose version knows no
+        policies is not told, and treats all tenants alike.
         """
         ...
 

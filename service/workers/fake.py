@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,6 +25,7 @@ from model_worker.protocol import (
     PrefixCommand,
     PrefixReply,
     RequestOutput,
+    TenantPolicy,
     WorkerStats,
 )
 from service.workers.base import (
@@ -37,11 +38,11 @@ from service.workers.base import (
     refusal_code,
 )
 from service.workers.cache_news import CacheListener, CacheNewsBoard
+from service.workers.fake_memory import FakeMemory
 
 Script = Callable[[AddRequest], Iterable[int]]
 """The answer to a request, as token ids. Its end is a stop; what it raises fails the request."""
 
-_NUM_REMEMBERED = 64  # prompts that later ones may have a prefix in common with
 _NUM_RECORDED = 256  # prefix commands
 
 
@@ -85,13 +86,14 @@ class FakeWorker:
         self._streams = StreamTable()
         self._waiting: deque[_FakeRequest] = deque()
         self._running: dict[str, _FakeRequest] = {}
-        self._remembered: deque[tuple[str, NDArray[np.int32]]] = deque(maxlen=_NUM_REMEMBERED)
+        self._remembered = FakeMemory()
         self._totals = self._no_work_yet()
         self._epoch = 0
         self._is_new_life = True
         self._cache_news = CacheNewsBoard(worker_id)
         self._prefix_commands: deque[PrefixCommand] = deque(maxlen=_NUM_RECORDED)
         self.prefix_reply = PrefixReply(call_id="")
+        self._tenant_policies: tuple[TenantPolicy, ...] = ()
         self._has_work = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
 
@@ -120,7 +122,7 @@ class FakeWorker:
     @property
     def stats(self) -> WorkerStats:
         num_used = sum(self._num_blocks(running) for running in self._running.values())
-        num_kept = sum(-(-len(ids) // self._given_card.block_size) for _, ids in self._remembered)
+        num_kept = self._remembered.num_blocks(self._given_card.block_size)
         num_blocks = self._given_card.num_blocks
         num_locked = min(num_blocks, num_used)
         num_evictable = min(num_blocks - num_locked, num_kept)
@@ -189,6 +191,9 @@ class FakeWorker:
         self._prefix_commands.append(command)
         return self.prefix_reply
 
+    def set_tenant_policies(self, policies: Sequence[TenantPolicy]) -> None:
+        self._tenant_policies = tuple(policies)
+
     async def close(self) -> None:
         if self.state is not WorkerState.FAILED:
             self._end(WorkerState.LOST, "closed", ErrorCode.SHUTTING_DOWN)
@@ -236,6 +241,11 @@ class FakeWorker:
     def prefix_commands(self) -> tuple[PrefixCommand, ...]:
         """The latest that were asked for, at most 256, the oldest first."""
         return tuple(self._prefix_commands)
+
+    @property
+    def tenant_policies(self) -> tuple[TenantPolicy, ...]:
+        """As told last."""
+        return self._tenant_policies
 
     @property
     def num_requests(self) -> int:
@@ -299,13 +309,14 @@ class FakeWorker:
         request.admitted_at = now
         request_id = request.request.request_id
         self._running[request_id] = request
-        num_cached = self._longest_common_prefix(request)
-        num_computed = len(request.prompt_token_ids) - num_cached
+        salt, prompt = request.request.cache_salt, request.prompt_token_ids
+        num_cached = self._remembered.longest_common_prefix(salt, prompt)
+        num_computed = len(prompt) - num_cached
         self._totals = msgspec.structs.replace(
             self._totals,
             prompt_tokens_computed_total=self._totals.prompt_tokens_computed_total + num_computed,
         )
-        self._remembered.append((request.request.cache_salt, request.prompt_token_ids))
+        self._remembered.remember(salt, prompt)
         self._streams.deliver(
             RequestOutput(
                 request_id=request_id,
@@ -364,7 +375,7 @@ class FakeWorker:
         else:
             answer = np.asarray(running.output_token_ids, dtype=np.int32)
             known = np.concatenate((running.prompt_token_ids, answer))
-            self._remembered.append((running.request.cache_salt, known))
+            self._remembered.remember(running.request.cache_salt, known)
         self._streams.deliver(output)
 
     def _fail(self, request_id: str, code: ErrorCode, problem: str) -> None:
@@ -382,18 +393,6 @@ class FakeWorker:
         self._running.clear()
         self._board.set(state, reason)
         self._streams.fail_all(code, f"worker {self._worker_id}: {reason}")
-
-    def _longest_common_prefix(self, request: _FakeRequest) -> int:
-        """Tokens; at least the prompt's last one is never cached."""
-        prompt = request.prompt_token_ids
-        longest = 0
-        for salt, known in self._remembered:
-            if salt != request.request.cache_salt:
-                continue
-            num_compared = min(len(prompt) - 1, len(known))
-            differing = np.flatnonzero(prompt[:num_compared] != known[:num_compared])
-            longest = max(longest, int(differing[0]) if len(differing) else num_compared)
-        return longest
 
     def _num_blocks(self, running: _FakeRequest) -> int:
         num_tokens = len(running.prompt_token_ids) + len(running.output_token_ids)

@@ -26,6 +26,7 @@ from model_worker.protocol import (
     ModelCard,
     PrefixAction,
     PrefixReply,
+    TenantPolicy,
     WorkerConfig,
     WorkerStats,
 )
@@ -162,6 +163,9 @@ class LocalWorker:
         return await self._remote.act_on_prefix(
             action, token_ids, cache_salt=cache_salt, keep_num_tokens=keep_num_tokens
         )
+
+    def set_tenant_policies(self, policies: Sequence[TenantPolicy]) -> None:
+        self._remote.set_tenant_policies(policies)
 
     async def close(self) -> None:
         if self._is_closing:

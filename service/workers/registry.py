@@ -7,10 +7,10 @@ A worker whose card differs is refused by name and takes no request. Knows nothi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from model_worker.protocol import ModelCard
+from model_worker.protocol import ModelCard, TenantPolicy
 from service.workers.base import (
     StateChange,
     StateListener,
@@ -51,6 +51,7 @@ class WorkerRegistry:
         self._card: ModelCard | None = None
         self._listeners: list[StateListener] = []
         self._event_listeners: list[CacheListener] = []
+        self._policies: tuple[TenantPolicy, ...] | None = None
         self._changed: asyncio.Future[None] | None = None
         for worker in workers:
             if worker.worker_id in self._workers:
@@ -102,6 +103,12 @@ class WorkerRegistry:
         for worker in self._workers.values():
             worker.add_event_listener(listener)
 
+    def set_tenant_policies(self, policies: Sequence[TenantPolicy]) -> None:
+        """These hold and no others, for all workers, also for those added later."""
+        self._policies = tuple(policies)
+        for worker in self._workers.values():
+            worker.set_tenant_policies(self._policies)
+
     async def start(self) -> None:
         """Start all workers; does not wait for them."""
         await asyncio.gather(*(worker.start() for worker in self._workers.values()))
@@ -148,6 +155,8 @@ class WorkerRegistry:
 
     def _join(self, worker: Worker) -> None:
         self._workers[worker.worker_id] = worker
+        if self._policies is not None:
+            worker.set_tenant_policies(self._policies)
         worker.add_state_listener(lambda change: self._take_change(worker, change))
 
     def _take_change(self, worker: Worker, change: StateChange) -> None:

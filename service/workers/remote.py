@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -29,6 +30,8 @@ from model_worker.protocol import (
     PrefixReply,
     ResetCache,
     StepFrame,
+    TenantPolicies,
+    TenantPolicy,
     Welcome,
     WorkerStats,
     WorkerStatus,
@@ -87,6 +90,7 @@ class RemoteWorker:
         self._streams = StreamTable()
         self._calls = CallTable()
         self._cache_news = CacheNewsBoard(self._worker_id)
+        self._policies: tuple[TenantPolicy, ...] | None = None  # None: nothing was said of any
         self._link_number = 0
         self._welcomed_link_number = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -176,7 +180,7 @@ class RemoteWorker:
         cache_salt: str = "",
         keep_num_tokens: int = 0,
     ) -> PrefixReply:
-        welcome = self._require_link()
+        self._require_link()
         call = PrefixCommand(
             call_id=self._calls.next_id(),
             action=action,
@@ -184,9 +188,13 @@ class RemoteWorker:
             cache_salt=cache_salt,
             keep_num_tokens=keep_num_tokens,
         )
-        if not welcome.version.has_cache_messages:
-            return PrefixReply(call_id=call.call_id)
         return await self._calls.wait(call, lambda: self._send(call), PrefixReply)
+
+    def set_tenant_policies(self, policies: Sequence[TenantPolicy]) -> None:
+        if tuple(policies) != self._policies:
+            self._policies = tuple(policies)
+            if self._welcomed_link_number == self._link_number:
+                self._tell_policies()
 
     async def close(self) -> None:
         self._end_all(ErrorCode.SHUTTING_DOWN, "the gateway is shutting down")
@@ -197,13 +205,18 @@ class RemoteWorker:
             await asyncio.shield(self._closed)
         self._link.join()
 
-    def _require_link(self) -> Welcome:
+    def _require_link(self) -> None:
         # A link to a worker that drains already is never welcomed, and takes no commands.
         is_welcomed = self._welcomed_link_number == self._link_number
         is_up = is_welcomed and self.state in (WorkerState.READY, WorkerState.DRAINING)
         if self._welcome is None or not is_up:
             raise WorkerNotReadyError(self._say(self.detail or self.state))
-        return self._welcome
+
+    def _tell_policies(self) -> None:
+        if self._welcome is None or self._policies is None:
+            return
+        if self._welcome.version.has_tenant_messages:
+            self._send(TenantPolicies(policies=self._policies))
 
     def _send(self, message: Command) -> None:
         self._link.send(self._link_number, encode(message))
@@ -254,6 +267,7 @@ class RemoteWorker:
             case Welcome():
                 self._welcome = message
                 self._welcomed_link_number = self._link_number
+                self._tell_policies()  # ahead of the requests that they are about
                 self._cache_news.tell(message.epoch, (AllBlocksCleared(),))
                 self._board.set(WorkerState.READY)
             case WorkerStatus():
