@@ -26,13 +26,14 @@ from model_worker.link import (
     link_keys_for,
     read_link_secret,
 )
-from model_worker.sampling_params import SamplingParams
+from model_worker.sampling_params import MAX_LOGPROBS, Grammar, SamplingParams
 from model_worker.tenant_policy import TenantPolicy
 from model_worker.worker_config import EXIT_CONFIG, WorkerConfig
 from model_worker.worker_stats import MAX_REPORTED_TENANTS, TenantUsage, TierReport, WorkerStats
 
 __all__ = [
     "EXIT_CONFIG",
+    "MAX_LOGPROBS",
     "MAX_PRIORITY",
     "MAX_REPORTED_TENANTS",
     "MAX_RETENTION_S",
@@ -46,6 +47,7 @@ __all__ = [
     "FinishReason",
     "GatewayMessage",
     "Goodbye",
+    "Grammar",
     "Heartbeat",
     "Hello",
     "LinkError",
@@ -67,6 +69,7 @@ __all__ = [
     "TenantPolicy",
     "TenantUsage",
     "TierReport",
+    "TokenLogprobs",
     "TokenizerFile",
     "Waker",
     "Welcome",
@@ -98,6 +101,8 @@ class ProtocolVersion(msgspec.Struct, frozen=True, array_like=True):
         """Whether a peer of this version knows TenantPolicies (since 1.2).
 
         Nothing that a peer does not know is sent to it; a field that it does not know it ignores.
+        Only of sampling parameters it refuses those that it does not know, since an answer without
+        them would be another one: so does a worker of 1.1 with logprobs, min_tokens and grammars.
         """
         return self.minor >= 2
 
@@ -252,6 +257,20 @@ class Refusal(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """How likely the model held one token, and the likeliest ones in its place.
+
+    Natural logarithms of the probabilities that the model's logits give, before penalties, bias,
+    temperature, filters and grammar; finite, at least -9999. ``rank`` 1 is the likeliest token.
+    ``top_ids`` are as many as were asked for, the likeliest first, ``top_logprobs`` theirs.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one step did for one request. The last one of a request has a finish_reason.
 
@@ -260,6 +279,10 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     ``num_cached_tokens`` is set exactly once, at the request's first admission (a message without
     tokens, or the first with them). Times are seconds of the worker's clock.
+
+    ``logprobs`` has one entry per token of ``token_ids``, if the request asked for them. So has
+    ``prompt_logprobs`` per token of the prompt, in its order, over one output or several; the first
+    token's entry is None, since nothing precedes it.
     """
 
     request_id: str
@@ -272,6 +295,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prefill_s: float | None = None  # first admission to first token; with the first token
     num_host_tokens: int = 0  # of the cached tokens, those promoted; with num_cached_tokens
     num_disk_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 class StepFrame(msgspec.Struct, frozen=True, tag=True, kw_only=True):

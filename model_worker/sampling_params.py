@@ -7,23 +7,44 @@ the gateway's, since a worker sees token ids only.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
 MAX_LOGIT_BIAS = 100.0
 MAX_STOP_TOKEN_IDS = 64
+MAX_LOGPROBS = 20
+MAX_GRAMMAR_CHARS = 2**18
 # Below it logits divided by the temperature leave float32, and the best token wins in any case.
 MIN_TEMPERATURE = 1e-5
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an answer's text must match as a whole: a JSON schema, a regular expression (Rust's
+    syntax), or a grammar in llguidance's dialect of Lark."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+
+class SamplingParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Sampling parameters of one request, checked by :meth:`violation`.
 
-    ``max_tokens`` 0 only computes the KV of the prompt. ``temperature`` below MIN_TEMPERATURE is
-    greedy. ``top_k`` 0 keeps the whole vocabulary.
+    ``max_tokens`` 0 only computes the KV of the prompt, and its logprobs where they are asked for.
+    ``temperature`` below MIN_TEMPERATURE is greedy. ``top_k`` 0 keeps the whole vocabulary.
     ``seed`` None lets the worker draw one. Penalties follow OpenAI's definitions;
     ``repetition_penalty`` is the multiplicative one of CTRL (Keskar et al., 2019) over prompt and
     output tokens.
+
+    ``num_logprobs`` None wants none; 0 that of each token that was drawn; more also the likeliest
+    ones in its place. ``num_prompt_logprobs`` is the same for the tokens of the prompt. Both are of
+    the model's own distribution, whatever else is asked for here. Before ``min_tokens`` nothing
+    that would end the answer is drawn. ``grammar`` bounds what is drawn to what it allows.
+
+    A peer of the minor version before refuses a request with a field that it does not know, and
+    never sees one at its default.
     """
 
     max_tokens: int
@@ -38,6 +59,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: dict[int, float] = {}
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    min_tokens: int = 0
+    grammar: Grammar | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -66,7 +91,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return "top_k", "must be 0 (off) or more"
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             return "seed", "must fit into 64 bits"
-        return self._token_violation(vocab_size)
+        return self._extra_violation() or self._token_violation(vocab_size)
+
+    def _extra_violation(self) -> tuple[str, str] | None:
+        for field in ("num_logprobs", "num_prompt_logprobs"):
+            number = getattr(self, field)
+            if number is not None and not 0 <= number <= MAX_LOGPROBS:
+                return field, f"must be a number between 0 and {MAX_LOGPROBS}"
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            return "min_tokens", "must be between 0 and max_tokens"
+        if self.grammar is not None and len(self.grammar.text) > MAX_GRAMMAR_CHARS:
+            return "grammar", f"may have at most {MAX_GRAMMAR_CHARS} characters"
+        return None
 
     def _token_violation(self, vocab_size: int) -> tuple[str, str] | None:
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:

@@ -1,6 +1,7 @@
 """The byte form of messages, versions, and the keys of a link."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from model_worker.protocol import (
     FinishReason,
     GatewayMessage,
     Goodbye,
+    Grammar,
     Heartbeat,
     Hello,
     LinkError,
@@ -31,6 +33,7 @@ from model_worker.protocol import (
     TenantPolicies,
     TenantPolicy,
     TenantUsage,
+    TokenLogprobs,
     Welcome,
     WorkerConfig,
     WorkerMessage,
@@ -64,6 +67,15 @@ def make_request(**changes: object) -> AddRequest:
     [
         Hello(version=VERSION, gateway_id="g"),
         make_request(cache_salt="salt", tenant="a"),
+        make_request(
+            sampling_params=SamplingParams(
+                max_tokens=9,
+                num_logprobs=0,
+                num_prompt_logprobs=20,
+                min_tokens=2,
+                grammar=Grammar("regex", "a+"),
+            )
+        ),
         Abort(request_id="r1"),
         ResetCache(call_id="c"),
         PrefixCommand(
@@ -97,7 +109,16 @@ def test_gateway_messages_survive_the_wire(message: GatewayMessage) -> None:
             epoch=4,
             sequence=1,
             outputs=(
-                RequestOutput(request_id="a", token_ids=(5, 6), num_cached_tokens=0),
+                RequestOutput(
+                    request_id="a",
+                    token_ids=(5, 6),
+                    num_cached_tokens=0,
+                    logprobs=(
+                        TokenLogprobs(-0.5, 1, (5, 7), (-0.5, -2.25)),
+                        TokenLogprobs(-9999.0, 40, (), ()),
+                    ),
+                    prompt_logprobs=(None, TokenLogprobs(-0.25, 1, (), ())),
+                ),
                 RequestOutput(
                     request_id="b",
                     finish_reason=FinishReason.ERROR,
@@ -139,30 +160,90 @@ def test_fields_added_by_a_newer_peer_are_ignored() -> None:
     assert decode_gateway_message(msgspec.msgpack.encode(newer)) == Abort(request_id="r")
 
 
+class OldSamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As of 1.1."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
 class OldAddRequest(msgspec.Struct, frozen=True, tag="AddRequest", kw_only=True):
     """As of 1.1."""
 
     request_id: str
     prompt_token_ids: bytes
-    sampling_params: SamplingParams
+    sampling_params: OldSamplingParams
     cache_salt: str = ""
     priority: int = 0
     retention_s: float = 0.0
 
 
-def test_a_request_is_understood_by_both_minor_versions() -> None:
+class OldRequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """As of 1.1."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    num_cached_tokens: int | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: RequestError | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    num_host_tokens: int = 0
+    num_disk_tokens: int = 0
+
+
+PARAMS = {"max_tokens": 3, "temperature": 0.5, "seed": 7, "logit_bias": {5: 1.0}}
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 3}, PARAMS], ids=["defaults", "others"])
+def test_a_request_is_understood_by_both_minor_versions(fields: dict[str, Any]) -> None:
     old = OldAddRequest(
         request_id="r1",
         prompt_token_ids=b"\0\0\0\0",
-        sampling_params=SamplingParams(max_tokens=3),
+        sampling_params=OldSamplingParams(**fields),
         priority=3,
     )
     new = make_request(
-        prompt_token_ids=b"\0\0\0\0", sampling_params=SamplingParams(max_tokens=3), priority=3
+        prompt_token_ids=b"\0\0\0\0", sampling_params=SamplingParams(**fields), priority=3
     )
     assert decode_gateway_message(encode(old)) == new
     of_a_tenant = msgspec.structs.replace(new, tenant="a")
     assert msgspec.msgpack.decode(encode(of_a_tenant), type=OldAddRequest) == old
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_logprobs": 0},
+        {"num_prompt_logprobs": 2},
+        {"min_tokens": 1},
+        {"grammar": Grammar("json_schema", "{}")},
+    ],
+)
+def test_what_the_minor_version_before_cannot_do_it_refuses_by_name(fields: dict[str, Any]) -> None:
+    frame = encode(make_request(sampling_params=SamplingParams(max_tokens=3, **fields)))
+    with pytest.raises(msgspec.ValidationError, match=f"unknown field `{next(iter(fields))}`"):
+        msgspec.msgpack.decode(frame, type=OldAddRequest)
+    assert peek_request_id(frame) == "r1"
+
+
+def test_an_output_is_understood_by_both_minor_versions() -> None:
+    old = OldRequestOutput(request_id="a", token_ids=(5,), num_cached_tokens=0)
+    new = RequestOutput(request_id="a", token_ids=(5,), num_cached_tokens=0)
+    assert encode(old) == encode(new)
+    told = msgspec.structs.replace(new, logprobs=(TokenLogprobs(-0.5, 1, (), ()),))
+    assert msgspec.msgpack.decode(encode(told), type=OldRequestOutput) == old
 
 
 @pytest.mark.parametrize(("minor", "is_known"), [(1, False), (2, True), (3, True)])

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from model_worker.sampling_params import SamplingParams
+from model_worker.sampling_params import MAX_GRAMMAR_CHARS, Grammar, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,13 @@ from model_worker.sampling_params import SamplingParams
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", {5: 101.0}),
         ("logit_bias", {5: math.nan}),
+        ("num_logprobs", -1),
+        ("num_logprobs", 21),
+        ("num_prompt_logprobs", -1),
+        ("num_prompt_logprobs", 21),
+        ("min_tokens", -1),
+        ("min_tokens", 2),
+        ("grammar", Grammar("regex", "a" * (MAX_GRAMMAR_CHARS + 1))),
     ],
 )
 def test_out_of_range_is_named(field: str, value: object) -> None:
@@ -56,5 +63,9 @@ def test_the_edges_are_allowed() -> None:
         seed=-(2**63),
         stop_token_ids=(0, 99),
         logit_bias={0: -100.0, 99: 100.0},
+        num_logprobs=20,
+        num_prompt_logprobs=0,
+        min_tokens=1,
+        grammar=Grammar("regex", "a" * MAX_GRAMMAR_CHARS),
     )
     assert params.violation(vocab_size=100) is None

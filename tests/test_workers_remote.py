@@ -312,6 +312,8 @@ async def test_a_worker_of_the_version_before_is_told_of_no_policies(
         worker.submit(make_request("r"))
         command = await bare.hear(Command)
         assert isinstance(command, AddRequest)
+        # It would refuse parameters that it does not know; at their defaults they are not sent.
+        assert msgspec.msgpack.decode(encode(command))["sampling_params"] == {"max_tokens": 5}
 
 
 async def test_a_reply_of_another_kind_is_a_typed_error(bare: BareWorker, endpoint: str) -> None:
