@@ -28,9 +28,10 @@ from cache_store.block import KVCacheSpec
 from cache_store.eviction import make_eviction_policy
 from cache_store.prefix_cache import PrefixCache
 from cache_store.tiers.device import DeviceTier
+from model_worker.admission import EngineLimits
 from model_worker.batch import ScheduledBatch, StepResult
 from model_worker.coalescer import Coalescer
-from model_worker.engine import Engine, EngineLimits
+from model_worker.engine import Engine
 from model_worker.lower_tiers import build_lower_tiers
 from model_worker.model_runner import CompletedStep, PendingStep
 from model_worker.pacer import PrefillPacer

@@ -33,8 +33,9 @@ from cache_store.block import KVCacheSpec
 from cache_store.eviction import make_eviction_policy
 from cache_store.prefix_cache import PrefixCache
 from cache_store.tiers.device import DeviceTier
+from model_worker.admission import EngineLimits
 from model_worker.coalescer import Coalescer
-from model_worker.engine import Engine, EngineLimits
+from model_worker.engine import Engine
 from model_worker.loader import resolve_model
 from model_worker.lower_tiers import build_lower_tiers
 from model_worker.pacer import PrefillPacer

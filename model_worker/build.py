@@ -21,6 +21,7 @@ from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
 from cache_store.tier_manager import LowerTiers
 from cache_store.tiers.device import DeviceTier
+from model_worker.admission import EngineLimits
 from model_worker.attention.backend import (
     AttentionBackend,
     CapturableBackend,
@@ -35,7 +36,7 @@ from model_worker.attention.choice import (
 from model_worker.coalescer import Coalescer
 from model_worker.cores import usable_cores
 from model_worker.cuda_graphs import graph_shapes, record_cuda_graphs
-from model_worker.engine import Engine, EngineLimits
+from model_worker.engine import Engine
 from model_worker.forward import EagerForward, Forward
 from model_worker.loader import (
     LoadedModel,

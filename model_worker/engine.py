@@ -10,14 +10,12 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from cache_store.block_hash import Namespace, hash_blocks
 from cache_store.cache import Cache
 from cache_store.events import CacheEvent
 from cache_store.stats import TierStats
+from model_worker.admission import EngineLimits, capacity_refusal, decode_ids, refusal
 from model_worker.batch import ScheduledBatch, StepResult
 from model_worker.model_runner import Runner
 from model_worker.pacer import PrefillPacer
@@ -36,7 +34,7 @@ from model_worker.protocol import (
     TierReport,
     WorkerStats,
 )
-from model_worker.request import Request, RequestKey, TokenIds
+from model_worker.request import Request, RequestKey
 from model_worker.scheduler import RequestUpdate, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -48,15 +46,6 @@ MAX_FAILED_STEPS = 5
 
 class EngineError(Exception):
     """The engine cannot go on; its process should end and be started anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    fingerprint: str
-    block_size: int  # tokens
-    max_model_len: int  # tokens, prompt and output together
-    vocab_size: int
-    max_num_waiting: int
 
 
 class Engine:
@@ -152,19 +141,25 @@ class Engine:
             # A terminal answer would end the first one's stream: a gateway never repeats an id.
             logger.warning("link %s repeated a live request id; ignored", link_id)
             return
-        prompt = _decode_ids(message.prompt_token_ids)
-        error = self._refusal(message, prompt)
+        params = message.sampling_params
+        prompt = decode_ids(message.prompt_token_ids)
+        error = refusal(params, prompt, self._limits) or capacity_refusal(
+            params,
+            len(prompt),
+            self._limits,
+            num_blocks=self._cache.stats().num_blocks,
+            num_waiting=self._scheduler.num_waiting,
+        )
         if error is not None:
             self._end(key, FinishReason.ERROR, error)
             return
         namespace = Namespace(self._limits.fingerprint, cache_salt=message.cache_salt)
-        seed = message.sampling_params.seed
         request = Request.create(
             key,
             namespace,
             prompt,
-            message.sampling_params,
-            seed=secrets.randbits(63) if seed is None else seed,
+            params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
             arrival_s=self._clock(),
             order=self._num_arrived,
             max_model_len=self._limits.max_model_len,
@@ -196,7 +191,7 @@ class Engine:
     def act_on_prefix(self, message: PrefixCommand) -> PrefixReply:
         """Look at a stored prefix, bring it to the device, take it off it, or drop it."""
         namespace = Namespace(self._limits.fingerprint, cache_salt=message.cache_salt)
-        token_ids = _decode_ids(message.prompt_token_ids)
+        token_ids = decode_ids(message.prompt_token_ids)
         keep = max(0, message.keep_num_tokens)
         match message.action:
             case PrefixAction.INSPECT:
@@ -249,52 +244,6 @@ class Engine:
         self._scheduler.check_integrity()
 
     # ------------------------------------------------------------------ inside
-
-    def _refusal(self, message: AddRequest, prompt: TokenIds) -> RequestError | None:
-        limits = self._limits
-        violation = message.sampling_params.violation(limits.vocab_size)
-        if violation is not None:
-            field, allowed = violation
-            return RequestError(
-                code=ErrorCode.INVALID_REQUEST, message=f"{field} {allowed}", param=field
-            )
-        if len(prompt) == 0 or prompt.min() < 0 or prompt.max() >= limits.vocab_size:
-            return RequestError(
-                code=ErrorCode.INVALID_REQUEST,
-                message=f"the prompt must hold token ids from 0 to {limits.vocab_size - 1}",
-                param="prompt",
-            )
-        if len(prompt) >= limits.max_model_len:
-            return RequestError(
-                code=ErrorCode.CONTEXT_LENGTH,
-                message=(
-                    f"the prompt has {len(prompt)} tokens; with at least one to generate it may "
-                    f"have at most {limits.max_model_len - 1} "
-                    f"(max_model_len {limits.max_model_len})"
-                ),
-            )
-        return self._capacity_refusal(message, len(prompt))
-
-    def _capacity_refusal(self, message: AddRequest, num_prompt: int) -> RequestError | None:
-        limits = self._limits
-        longest = min(num_prompt + message.sampling_params.max_tokens, limits.max_model_len)
-        num_blocks = self._cache.stats().num_blocks
-        # One more than its tokens fill: a partial hit also holds the block that it copies from.
-        needed = -(-longest // limits.block_size) + 1
-        if needed > num_blocks:
-            return RequestError(
-                code=ErrorCode.NEVER_FITS,
-                message=(
-                    f"prompt and max_tokens come to {longest} tokens, {needed} blocks; "
-                    f"the KV pool has {num_blocks}"
-                ),
-            )
-        if self._scheduler.num_waiting >= limits.max_num_waiting:
-            return RequestError(
-                code=ErrorCode.OVERLOADED,
-                message=f"{limits.max_num_waiting} requests are waiting already",
-            )
-        return None
 
     def _note_admissions(self, batch: ScheduledBatch, now_s: float) -> None:
         for item in batch.scheduled:
@@ -363,12 +312,6 @@ class Engine:
         self._requests.pop(key, None)
         output = RequestOutput(request_id=key.request_id, finish_reason=reason, error=error)
         self._outputs.setdefault(key.link_id, []).append(output)
-
-
-def _decode_ids(encoded: bytes) -> TokenIds:
-    """int32 (tokens,) from little-endian bytes; empty where they are no whole number of ids."""
-    whole = encoded if len(encoded) % 4 == 0 else b""
-    return np.frombuffer(whole, dtype="<i4").astype(np.int32)
 
 
 def _bonus_s(message: AddRequest) -> float:

@@ -26,13 +26,14 @@ from cache_store.prefix_cache import PrefixCache
 from cache_store.tier_manager import LowerTiers
 from cache_store.tiers.codec import make_codec
 from cache_store.tiers.device import DeviceTier
+from model_worker.admission import EngineLimits
 from model_worker.attention.backend import ATTENTION_NAME, AttentionBackend, register_attention
 from model_worker.attention.choice import build_attention
 from model_worker.batch import ScheduledRequest
 from model_worker.coalescer import Coalescer
 from model_worker.compiled.decoder import CompiledDecoder
 from model_worker.compiled.weights import fits
-from model_worker.engine import Engine, EngineLimits
+from model_worker.engine import Engine
 from model_worker.forward import EagerForward, Forward
 from model_worker.lower_tiers import WorkerTiers, build_lower_tiers
 from model_worker.model_runner import ModelRunner

@@ -20,9 +20,10 @@ from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
 from cache_store.tier_manager import LowerTiers
 from cache_store.transfer import TransferOrder, TransferResult
+from model_worker.admission import EngineLimits
 from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
 from model_worker.coalescer import Coalescer
-from model_worker.engine import Engine, EngineLimits
+from model_worker.engine import Engine
 from model_worker.model_runner import CompletedStep
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import (

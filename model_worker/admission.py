@@ -1,0 +1,83 @@
+"""What a worker takes on, and what it refuses before it is queued.
+
+Owns the limits and the words of each refusal. Knows nothing of queues or of how a request is
+served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from model_worker.protocol import ErrorCode, RequestError, SamplingParams
+from model_worker.request import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    fingerprint: str
+    block_size: int  # tokens
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int
+    max_num_waiting: int
+
+
+def decode_ids(encoded: bytes) -> TokenIds:
+    """int32 (tokens,) from little-endian bytes; empty where they are no whole number of ids."""
+    whole = encoded if len(encoded) % 4 == 0 else b""
+    return np.frombuffer(whole, dtype="<i4").astype(np.int32)
+
+
+def refusal(params: SamplingParams, prompt: TokenIds, limits: EngineLimits) -> RequestError | None:
+    """Of what is wrong with the request itself, or too long for the model."""
+    violation = params.violation(limits.vocab_size)
+    if violation is not None:
+        field, allowed = violation
+        return RequestError(
+            code=ErrorCode.INVALID_REQUEST, message=f"{field} {allowed}", param=field
+        )
+    if len(prompt) == 0 or prompt.min() < 0 or prompt.max() >= limits.vocab_size:
+        return RequestError(
+            code=ErrorCode.INVALID_REQUEST,
+            message=f"the prompt must hold token ids from 0 to {limits.vocab_size - 1}",
+            param="prompt",
+        )
+    if len(prompt) >= limits.max_model_len:
+        return RequestError(
+            code=ErrorCode.CONTEXT_LENGTH,
+            message=(
+                f"the prompt has {len(prompt)} tokens; with at least one to generate it may "
+                f"have at most {limits.max_model_len - 1} "
+                f"(max_model_len {limits.max_model_len})"
+            ),
+        )
+    return None
+
+
+def capacity_refusal(
+    params: SamplingParams,
+    num_prompt: int,
+    limits: EngineLimits,
+    *,
+    num_blocks: int,
+    num_waiting: int,
+) -> RequestError | None:
+    """Of what is larger than the whole pool, of ``num_blocks``, or one too many to wait."""
+    longest = min(num_prompt + params.max_tokens, limits.max_model_len)
+    # One more than its tokens fill: a partial hit also holds the block that it copies from.
+    needed = -(-longest // limits.block_size) + 1
+    if needed > num_blocks:
+        return RequestError(
+            code=ErrorCode.NEVER_FITS,
+            message=(
+                f"prompt and max_tokens come to {longest} tokens, {needed} blocks; "
+                f"the KV pool has {num_blocks}"
+            ),
+        )
+    if num_waiting >= limits.max_num_waiting:
+        return RequestError(
+            code=ErrorCode.OVERLOADED,
+            message=f"{limits.max_num_waiting} requests are waiting already",
+        )
+    return None
