@@ -20,6 +20,7 @@ from starlette.responses import Response
 from service.config import GatewayConfig
 from service.errors import GatewayError, InvalidRequest, error_from_status, error_response
 from service.gateway import Gateway
+from service.http_protocol import HeadstartProtocol
 from service.metadata import make_metadata_store
 from service.request_context import RequestContextMiddleware
 from service.routes import (
@@ -33,7 +34,7 @@ from service.routes import (
     models,
     sessions,
 )
-from service.security import SecurityMiddleware
+from service.security import MAX_HEAD_BYTES, SecurityMiddleware
 from service.workers.registry import WorkerRegistry
 
 __all__ = ["create_app", "gateway_in", "uvicorn_config"]
@@ -72,7 +73,12 @@ def create_app(
         lifespan=lifespan,
         middleware=[
             Middleware(RequestContextMiddleware),
-            Middleware(SecurityMiddleware, config=config),
+            Middleware(
+                SecurityMiddleware,
+                config=config,
+                tenants=gateway.tenants,
+                rates=gateway.gate.rates,
+            ),
         ],
         exception_handlers={
             GatewayError: _on_gateway_error,
@@ -104,6 +110,8 @@ def uvicorn_config(app: FastAPI, config: GatewayConfig) -> uvicorn.Config:
         log_config=None,
         log_level=config.log_level,
         server_header=False,
+        http=HeadstartProtocol,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws="none",
         lifespan="on",
         timeout_keep_alive=75,

@@ -41,16 +41,19 @@ class ConfigError(Exception):
 class GatewayConfig:
     """What a gateway process is told. Sizes in bytes, times in seconds.
 
-    Without any key every caller may do everything. With one, every caller needs an API key or an
-    admin key, and the operator's routes need an admin key (without one they stay closed).
+    Without any key or tenant file every caller may do everything. With one, every caller needs an
+    API key or an admin key, and the operator's routes need an admin key (without one they stay
+    closed).
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    tenant_file: str | None = None
     allow_no_auth: bool = False
     allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     max_queue: int = 256  # requests
     max_body_size: int = 8 * 2**20
     drain_timeout: float = 30.0
@@ -66,7 +69,7 @@ class GatewayConfig:
 
     @property
     def has_keys(self) -> bool:
-        return bool(self.api_keys or self.admin_keys)
+        return bool(self.api_keys or self.admin_keys or self.tenant_file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +113,10 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
         port=values["port"],
         api_keys=_read_keys(values["api_key_file"], "--api-key-file"),
         admin_keys=_read_keys(values["admin_key_file"], "--admin-key-file"),
+        tenant_file=_text(values["tenant_file"]),
         allow_no_auth=values["allow_no_auth"],
         allowed_hosts=values["allowed_host"],
+        cors_origins=values["cors_origin"],
         max_queue=values["max_queue"],
         max_body_size=values["max_body_size"],
         drain_timeout=values["drain_timeout"],
@@ -128,7 +133,12 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
     if not (is_loopback(config.host) or config.has_keys or config.allow_no_auth):
         raise ConfigError(
             f"--host {config.host} can be reached from other machines and no key is set: "
-            "give --api-key-file, or --allow-no-auth to serve everyone"
+            "give --api-key-file or --tenant-file, or --allow-no-auth to serve everyone"
+        )
+    if "*" in config.cors_origins and not (config.has_keys or config.allow_no_auth):
+        raise ConfigError(
+            "--cors-origin * lets every web page use a server without keys: give --api-key-file or "
+            "--tenant-file, or --allow-no-auth"
         )
     if "worker" in values and not config.workers and config.redis_url is None:
         raise ConfigError(

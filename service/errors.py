@@ -18,12 +18,15 @@ __all__ = [
     "Conflict",
     "ContextLengthExceeded",
     "GatewayError",
+    "HeadersTooLarge",
     "InternalError",
     "InvalidRequest",
     "ModelNotFound",
     "NotFound",
     "Overloaded",
     "PermissionDenied",
+    "RateLimited",
+    "RequestTimeout",
     "Unavailable",
     "UnsupportedMediaType",
     "WorkerLost",
@@ -115,6 +118,21 @@ class UnsupportedMediaType(GatewayError):
 
 class Overloaded(GatewayError):
     status, type, code = 429, "rate_limit_error", "overloaded"
+
+
+class RateLimited(Overloaded):
+    code = "rate_limit_exceeded"
+
+
+class RequestTimeout(GatewayError):
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+
+    def headers(self) -> dict[str, str]:
+        return {"Connection": "close"}  # what may still come is of this request
+
+
+class HeadersTooLarge(GatewayError):
+    status, type, code = 431, "invalid_request_error", "headers_too_large"
 
 
 class InternalError(GatewayError):

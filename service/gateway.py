@@ -25,8 +25,8 @@ from service.metrics import GatewayMetrics
 from service.request_gate import RequestGate
 from service.served_model import ServedModel
 from service.sessions.book import SessionLimits
-from service.sessions.identity import DEFAULT_TENANT, tenant_of_key
 from service.sessions.sessions import Sessions
+from service.tenants.directory import TenantDirectory
 from service.tokenizer import ModelTokenizer, TokenizerError
 from service.worker_metrics import QueueReading, WorkerReading
 from service.workers.base import WorkerNotReadyError
@@ -54,6 +54,8 @@ class Gateway:
         self.registry = registry
         self.metadata = metadata
         self.keepalive = keepalive
+        self.tenants = TenantDirectory(config)
+        self.tenants.add_listener(self._on_tenants)
         self.gate = RequestGate(config.max_queue)
         self.metrics = GatewayMetrics(self._read_workers, self._read_queue)
         self.metrics.registry.register(MetadataCollector(lambda: metadata.stats))
@@ -67,24 +69,27 @@ class Gateway:
             SessionLimits(ttl=config.session_ttl, idle_timeout=config.session_idle_timeout),
             self.metrics.sessions,
             lambda: registry.workers,
-            _tenants(config),
+            self.tenants,
             time.time,
         )
         self._served: ServedModel | None = None
         self._failure = ""
-        self._adoption: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         await self.metadata.start()
         self.sessions.start()
         await self.registry.start()
         self._fleet.start()
-        self._adoption = asyncio.create_task(self._adopt_model())
+        self._tasks = [
+            asyncio.create_task(self._adopt_model()),
+            asyncio.create_task(self.tenants.watch()),
+        ]
 
     async def stop(self) -> None:
-        if self._adoption is not None:
-            self._adoption.cancel()
-            await asyncio.gather(self._adoption, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.sessions.close()
         await self._fleet.close()
         await self.registry.close()
@@ -120,6 +125,8 @@ class Gateway:
         """Empty unless requests are answered with something missing."""
         if self.metadata.is_degraded:
             return "the metadata store is out of reach; requests go on without it"
+        if self.tenants.problem:
+            return "the tenant file cannot be used; the tenants stay as they were"
         return ""
 
     def model(self, name: str) -> ServedModel:
@@ -167,6 +174,11 @@ class Gateway:
             except WorkerNotReadyError:  # all have failed; /health says why, one may come back
                 await asyncio.sleep(_RETRY_SECONDS)
 
+    def _on_tenants(self) -> None:
+        """They have changed."""
+        self.gate.rates.forget_all_but({item.tenant_id for item in self.tenants.tenants})
+        self.sessions.take_up()
+
     def _read_workers(self) -> list[WorkerReading]:
         ready = {worker.worker_id for worker in self.registry.ready_workers()}
         return [
@@ -176,11 +188,6 @@ class Gateway:
 
     def _read_queue(self) -> QueueReading:
         return QueueReading(self.gate.num_queued, self.gate.num_in_flight)
-
-
-def _tenants(config: GatewayConfig) -> list[str]:
-    keys = (*config.api_keys, *config.admin_keys)
-    return [tenant_of_key(key) for key in keys] or [DEFAULT_TENANT]
 
 
 def gateway_of(request: Request) -> Gateway:

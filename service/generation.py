@@ -44,7 +44,8 @@ class GenerationRequest:
     sampling_params: SamplingParams
     received_at: float
     stop: tuple[str, ...] = ()
-    cache_salt: str = ""
+    tenant: str = ""  # its stable id; empty for none
+    cache_salt: str = ""  # of the namespace, the tenant's part included
     is_continuation: bool = False  # the answer goes on with the prompt's text
     priority: int = 0
     retention_s: float = 0.0
@@ -125,6 +126,7 @@ class Generator:
             raise
         finally:
             recorder.end(outcome)
+            ticket.used(answer.num_computed_prompt_tokens, answer.num_output_tokens)
             ticket.close()
             _log.info(
                 "request %s ended: %s, prompt_tokens=%d cached_tokens=%d output_tokens=%d ttft=%s",
@@ -204,6 +206,11 @@ class _Answer:
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
         self.is_admitted = False
+        self._num_prompt_tokens = len(request.prompt_token_ids)
+
+    @property
+    def num_computed_prompt_tokens(self) -> int:
+        return self._num_prompt_tokens - self.num_cached_tokens if self.is_admitted else 0
 
     def served(self, output: RequestOutput) -> None:
         """Note what the worker computed, whether or not any of it is given out."""

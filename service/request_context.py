@@ -1,15 +1,19 @@
 """The outermost layer around every request: its id, and the promise that no exception leaks.
 
 Owns the X-Request-Id header and what an unexpected exception becomes. Knows nothing of routes.
+
+An id that the client sends comes back in the answer and stands in the log beside our own. Ours is
+what names a request everywhere else, so that two clients with one id never meet.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 import uuid
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,10 +22,11 @@ from service.errors import InternalError, error_response
 __all__ = ["RequestContextMiddleware", "request_id_of"]
 
 _log = logging.getLogger("headstart.requests")
+_SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def request_id_of(request: Request) -> str:
-    """32 hexadecimal digits, also in the answer's X-Request-Id."""
+    """32 hexadecimal digits; also in the answer's X-Request-Id, unless the client sent an id."""
     request_id: str = request.scope["headstart_request_id"]
     return request_id
 
@@ -35,13 +40,16 @@ class RequestContextMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = scope["headstart_request_id"] = uuid.uuid4().hex
+        given_id = _given_id(scope)
+        if given_id:
+            _log.info("request %s is its client's %s", request_id, given_id)
         is_started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal is_started
             if message["type"] == "http.response.start":
                 is_started = True
-                MutableHeaders(scope=message).append("X-Request-Id", request_id)
+                MutableHeaders(scope=message).append("X-Request-Id", given_id or request_id)
             await send(message)
 
         try:
@@ -53,6 +61,12 @@ class RequestContextMiddleware:
             if not is_started:
                 message = f"Internal error; its id is {request_id}."
                 await error_response(InternalError(message))(scope, receive, send_with_id)
+
+
+def _given_id(scope: Scope) -> str:
+    """The client's own id; empty if it sent none, or none that a header and a log can carry."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _SANE_ID.fullmatch(given) else ""
 
 
 def _log_failure(request_id: str, error: Exception) -> None:

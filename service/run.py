@@ -115,6 +115,8 @@ class GatewayProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+        if self._config.tenant_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._gateway.tenants.ask_to_reload)
         announcement = asyncio.create_task(self._announce())
         try:
             await self._server.serve(sockets=[self._listener])

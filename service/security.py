@@ -1,81 +1,58 @@
-"""Who may ask what: Host and Origin, keys, content type, and the size of a body.
+"""Who may ask what: Host and Origin, keys, content type, and the size and pace of head and body.
 
-Owns the checks that stand before every route. Keys are kept and compared as digests, in constant
-time, and never logged. Knows nothing of what a request asks for.
+Owns the checks that stand before every route. Which key is whose is service.tenants' knowledge;
+keys are never logged. Knows nothing of what a request asks for.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
-from collections.abc import Iterable
-from dataclasses import dataclass
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.config import GatewayConfig, is_loopback
+from service.cors import CorsPolicy, is_preflight
 from service.errors import (
     AuthenticationFailed,
     BodyTooLarge,
     GatewayError,
+    HeadersTooLarge,
     InvalidRequest,
     PermissionDenied,
+    RequestTimeout,
     UnsupportedMediaType,
     error_response,
 )
-from service.sessions.identity import DEFAULT_TENANT, tenant_of_key
+from service.tenants.directory import TenantDirectory
+from service.tenants.rate_limits import RateLimits
+from service.tenants.tenant import EVERYONE, Tenant, put_tenant
 
-__all__ = ["KeyRing", "SecurityMiddleware", "read_body"]
+__all__ = ["MAX_HEAD_BYTES", "SecurityMiddleware", "key_of", "read_body"]
 
+MAX_HEAD_BYTES = 32 * 2**10
+_MAX_HEADERS = 100
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _OPEN_PATHS = frozenset({"/health", "/live", "/version"})
 _ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/dashboard/data"})
 _DRAIN_LIMIT = 64 * 2**20  # bytes read and thrown away so that the client gets to see the answer
 _DRAIN_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRing:
-    """Digests of the API keys and of the admin keys; an admin key opens everything."""
-
-    api: tuple[bytes, ...]
-    admin: tuple[bytes, ...]
-
-    @classmethod
-    def of(cls, api_keys: Iterable[str], admin_keys: Iterable[str]) -> KeyRing:
-        return cls(tuple(map(_digest, api_keys)), tuple(map(_digest, admin_keys)))
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.api or self.admin)
-
-    def check(self, headers: Headers, *, needs_admin: bool) -> str:
-        """The tenant that the key stands for. Raises AuthenticationFailed or PermissionDenied.
-        An empty ring lets everyone in, as one tenant."""
-        if self.is_empty:
-            return DEFAULT_TENANT
-        key = _key_of(headers)
-        given = _digest(key)
-        is_admin = _is_among(given, self.admin)
-        is_known = _is_among(given, self.api) or is_admin
-        if not is_known:
-            raise AuthenticationFailed(
-                "A valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY."
-            )
-        if needs_admin and not is_admin:
-            raise PermissionDenied("This needs an admin key.", code="admin_key_required")
-        return tenant_of_key(key)
+_IDLE_SECONDS = 30.0  # without a byte of a body
+_BODY_SECONDS = 60.0  # for a body, and one more for each _BODY_PACE bytes of the limit
+_BODY_PACE = 100_000
 
 
 class SecurityMiddleware:
     """Checks Host, Origin, key and content type of each request before any of its body is read."""
 
-    def __init__(self, app: ASGIApp, config: GatewayConfig) -> None:
+    def __init__(
+        self, app: ASGIApp, config: GatewayConfig, tenants: TenantDirectory, rates: RateLimits
+    ) -> None:
         self._app = app
-        self._keys = KeyRing.of(config.api_keys, config.admin_keys)
+        self._tenants = tenants
+        self._rates = rates
+        self._cors = CorsPolicy(config.cors_origins)
         self._is_local = is_loopback(config.host)
         names = {name.lower() for name in config.allowed_hosts}
         if self._is_local or names:
@@ -86,20 +63,27 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin", "")
+        if origin and self._cors.allows(origin):
+            send = self._cors.telling(send, origin)
         try:
-            tenant = self._check(scope["method"], scope["path"], Headers(scope=scope))
+            self._check_head(scope, headers)
+            self._check_host(headers)
+            if origin and is_preflight(scope["method"], headers) and self._cors.allows(origin):
+                await self._cors.preflight(headers)(scope, receive, send)
+                return
+            tenant = self._check(scope["method"], scope["path"], headers)
         except GatewayError as error:
             await error_response(error)(scope, receive, send)
             return
-        scope["headstart_tenant"] = tenant
-        await self._app(scope, receive, send)
+        put_tenant(scope, tenant)
+        await self._app(scope, receive, self._with_rates(send, tenant))
 
-    def _check(self, method: str, path: str, headers: Headers) -> str:
-        """The tenant."""
-        self._check_host(headers)
-        tenant = DEFAULT_TENANT
+    def _check(self, method: str, path: str, headers: Headers) -> Tenant:
+        tenant = EVERYONE
         if self._needs_key(path):
-            tenant = self._keys.check(headers, needs_admin=path in _ADMIN_PATHS)
+            tenant = self._identify(headers, needs_admin=path in _ADMIN_PATHS)
         # Some POSTs may come without a body; everything else must say that it is JSON.
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         may_be_empty = path in _ADMIN_PATHS or path.startswith("/v1/sessions")
@@ -109,6 +93,27 @@ class SecurityMiddleware:
                 raise UnsupportedMediaType("The Content-Type of a POST must be application/json.")
         return tenant
 
+    def _identify(self, headers: Headers, *, needs_admin: bool) -> Tenant:
+        """Whose key it is. Without any key everyone is let in, as one tenant."""
+        if not self._tenants.needs_keys:
+            return EVERYONE
+        known = self._tenants.find(key_of(headers))
+        if known is None:
+            raise AuthenticationFailed(
+                "A valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY."
+            )
+        if needs_admin and not known.is_admin:
+            raise PermissionDenied("This needs an admin key.", code="admin_key_required")
+        return known.tenant
+
+    def _check_head(self, scope: Scope, headers: Headers) -> None:
+        num_bytes = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+        num_bytes += sum(len(name) + len(value) for name, value in headers.raw)
+        if len(headers.raw) > _MAX_HEADERS or num_bytes > MAX_HEAD_BYTES:
+            raise HeadersTooLarge(
+                f"The head of a request may have {_MAX_HEADERS} headers and {MAX_HEAD_BYTES} bytes."
+            )
+
     def _check_host(self, headers: Headers) -> None:
         host = headers.get("host", "").lower()
         if self._hosts and _host_name(host) not in self._hosts:
@@ -116,9 +121,12 @@ class SecurityMiddleware:
                 "This Host is not served here; add it with --allowed-host.", code="host_not_allowed"
             )
         origin = headers.get("origin")
-        if origin is not None and origin.lower().partition("://")[2] != host:
+        if origin is None or origin.lower().partition("://")[2] == host:
+            return
+        if not self._cors.allows(origin):
             raise PermissionDenied(
-                "Requests from pages of another origin are refused.", code="origin_not_allowed"
+                "Requests from pages of another origin are refused; --cors-origin allows them.",
+                code="origin_not_allowed",
             )
 
     def _needs_key(self, path: str) -> bool:
@@ -128,57 +136,61 @@ class SecurityMiddleware:
         is_asset = path == "/" or (path.startswith("/dashboard") and path not in _ADMIN_PATHS)
         return not (is_asset or path in _OPEN_PATHS)
 
+    def _with_rates(self, send: Send, tenant: Tenant) -> Send:
+        """``send``, which also says where the tenant stands with its limits, if it has any."""
+        limits = tenant.limits
+        if limits.requests_per_minute is None and limits.tokens_per_minute is None:
+            return send
+
+        async def send_with_rates(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(dict(self._rates.headers(tenant)))
+            await send(message)
+
+        return send_with_rates
+
+
+def key_of(headers: Headers) -> str:
+    """The key that a request came with; empty if with none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return headers.get("x-api-key", "")
+
 
 async def read_body(request: Request, limit: int, *, may_be_empty: bool = False) -> bytes:
     """The whole body, of at most ``limit`` bytes whether its length was announced or not.
 
     A larger one is read on and thrown away for a while, so that the client, which is still
-    sending, gets to see the answer. Raises BodyTooLarge or InvalidRequest.
+    sending, gets to see the answer. Raises BodyTooLarge, RequestTimeout or InvalidRequest.
     """
     announced = request.headers.get("content-length", "")
     chunks: list[bytes] = []
     size = 0
     is_too_large = announced.isdecimal() and int(announced) > limit
+    now = asyncio.get_running_loop().time
+    ends_at = now() + (_DRAIN_SECONDS if is_too_large else _BODY_SECONDS + limit / _BODY_PACE)
     try:
         # From its announcement on, whether or not anything of it ever comes.
-        async with asyncio.timeout(_DRAIN_SECONDS if is_too_large else None) as deadline:
+        async with asyncio.timeout_at(min(ends_at, now() + _IDLE_SECONDS)) as deadline:
             async for chunk in request.stream():
                 size += len(chunk)
-                if is_too_large or size > limit:
-                    is_too_large = True
+                if size > limit and not is_too_large:
+                    is_too_large, ends_at = True, now() + _DRAIN_SECONDS
                     chunks.clear()
-                    if deadline.when() is None:
-                        now = asyncio.get_running_loop().time()
-                        deadline.reschedule(now + _DRAIN_SECONDS)
-                    if size > limit + _DRAIN_LIMIT:
-                        break
-                else:
+                if size > limit + _DRAIN_LIMIT:
+                    break
+                if not is_too_large:
                     chunks.append(chunk)
+                deadline.reschedule(min(ends_at, now() + _IDLE_SECONDS))
     except TimeoutError:
-        assert is_too_large
+        if not is_too_large:
+            raise RequestTimeout("The body did not come in time.") from None
     if is_too_large:
         raise BodyTooLarge(f"The body is larger than the limit of {limit} bytes.")
     if not size and not may_be_empty:
         raise InvalidRequest("The body is empty; it must be a JSON object.", code="invalid_json")
     return b"".join(chunks)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def _is_among(digest: bytes, known: tuple[bytes, ...]) -> bool:
-    is_found = False
-    for other in known:  # no early exit: the time taken says nothing about which key it was
-        is_found |= hmac.compare_digest(digest, other)
-    return is_found
-
-
-def _key_of(headers: Headers) -> str:
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and key.strip():
-        return key.strip()
-    return headers.get("x-api-key", "")
 
 
 def _bracketed(host: str) -> str:

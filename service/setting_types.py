@@ -22,6 +22,7 @@ __all__ = [
     "integer",
     "integer_choice",
     "number",
+    "origin",
     "path",
     "redis_url",
     "size",
@@ -167,6 +168,16 @@ def http_url(value: str) -> str:
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", word):
         raise ValueError(f"expected an address such as http://127.0.0.1:8000, got {value!r}")
     return word
+
+
+def origin(value: str) -> str:
+    """An origin as browsers send it, scheme://host or scheme://host:port; ``localhost``; or *."""
+    word = value.strip().lower()
+    if word in ("*", "localhost"):
+        return word
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/@\s?#]+", word):
+        raise ValueError(f"expected an origin such as https://app.example, got {value!r}")
+    return re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", word)
 
 
 def redis_url(value: str) -> str:

@@ -22,8 +22,7 @@ _GATEWAY_SETTINGS = (
         "host",
         kinds.text,
         "127.0.0.1",
-        "Address to listen on. Any other than a loopback "
-        "address needs --api-key-file or --allow-no-auth.",
+        "Address to listen on. Any other than a loopback address needs keys or --allow-no-auth.",
         _GATEWAY,
         "ADDRESS",
     ),
@@ -54,6 +53,15 @@ _GATEWAY_SETTINGS = (
         "FILE",
     ),
     Setting(
+        "tenant_file",
+        kinds.path,
+        None,
+        "TOML file with the tenants, their keys as digests, limits and caps; read again when it "
+        "changes.",
+        (*_GATEWAY, "tenants"),
+        "FILE",
+    ),
+    Setting(
         "allow_no_auth",
         kinds.boolean,
         False,
@@ -69,6 +77,16 @@ _GATEWAY_SETTINGS = (
         "Further names that a request's Host header may carry, besides loopback names and --host.",
         _GATEWAY,
         "NAME",
+        is_list=True,
+    ),
+    Setting(
+        "cors_origin",
+        kinds.origin,
+        (),
+        "Origin whose web pages may use the API from a browser, such as https://app.example; "
+        "localhost for pages of this machine, * for all.",
+        _GATEWAY,
+        "ORIGIN",
         is_list=True,
     ),
     Setting(
@@ -388,5 +406,5 @@ SETTINGS: tuple[Setting, ...] = tuple(
 
 
 def settings_of(command: str) -> tuple[Setting, ...]:
-    """The rows that ``command`` (serve, gateway, worker, chat) takes, in table order."""
+    """The rows that ``command`` (serve, gateway, worker, chat, tenants) takes, in table order."""
     return tuple(setting for setting in SETTINGS if command in setting.commands)

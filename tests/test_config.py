@@ -46,7 +46,7 @@ def refusal(command: str, arguments: dict[str, Any], environ: dict[str, str] = N
 
 
 def test_the_table_is_small_and_unambiguous() -> None:
-    assert len(SETTINGS) <= 40
+    assert len(SETTINGS) <= 50
     assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
     for command in ("serve", "gateway", "worker", "chat"):
         flags = [setting.flag for setting in settings_of(command)]
@@ -134,8 +134,10 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "port": "9000",
         "api_key_file": str(keys),
         "admin_key_file": str(admin),
+        "tenant_file": "/tenants.toml",
         "allow_no_auth": True,
         "allowed_host": ["chat.example,api.example"],
+        "cors_origin": ["https://App.example:443,localhost"],
         "max_queue": "5",
         "max_body_size": "1MB",
         "drain_timeout": "2.5",
@@ -154,8 +156,10 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "port": 9000,
         "api_keys": ("k1", "k2"),
         "admin_keys": ("root-key",),
+        "tenant_file": "/tenants.toml",
         "allow_no_auth": True,
         "allowed_hosts": ("chat.example", "api.example"),
+        "cors_origins": ("https://app.example", "localhost"),
         "max_queue": 5,
         "max_body_size": 1_000_000,
         "drain_timeout": 2.5,
@@ -257,12 +261,46 @@ def test_loopback_needs_no_key(host: str) -> None:
 def test_another_address_needs_a_key_or_consent(host: str, tmp_path: Path) -> None:
     assert refusal("serve", {"host": host}) == (
         f"--host {host} can be reached from other machines and no key is set: "
-        "give --api-key-file, or --allow-no-auth to serve everyone"
+        "give --api-key-file or --tenant-file, or --allow-no-auth to serve everyone"
     )
     keys = tmp_path / "keys"
     keys.write_text("k\n")
     assert gateway(host=host, api_key_file=str(keys)).has_keys
     assert gateway(host=host, allow_no_auth=True).allow_no_auth
+    assert gateway(host=host, tenant_file="/tenants").has_keys
+
+
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        ("https://App.example", "https://app.example"),
+        ("https://app.example:443", "https://app.example"),
+        ("http://app.example:80", "http://app.example"),
+        ("http://app.example:443", "http://app.example:443"),
+        ("http://[::1]:3000", "http://[::1]:3000"),
+        ("app://bundle", "app://bundle"),
+        ("Localhost", "localhost"),
+    ],
+)
+def test_origins_are_kept_as_browsers_send_them(given: str, origin: str) -> None:
+    assert gateway(cors_origin=[given]).cors_origins == (origin,)
+
+
+@pytest.mark.parametrize(
+    "given", ["app.example", "https://", "https://app.example/", "https://a b", "https://a@b", ""]
+)
+def test_what_is_no_origin_is_refused(given: str) -> None:
+    assert refusal("serve", {"cors_origin": [given]}) == (
+        f"--cors-origin: expected an origin such as https://app.example, got {given!r}"
+    )
+
+
+def test_every_page_may_use_a_server_with_keys_alone(tmp_path: Path) -> None:
+    assert refusal("serve", {"cors_origin": ["*"]}).startswith(
+        "--cors-origin * lets every web page"
+    )
+    assert gateway(cors_origin=["*"], tenant_file="/t").cors_origins == ("*",)
+    assert gateway(cors_origin=["*"], allow_no_auth=True).cors_origins == ("*",)
 
 
 def test_key_files_that_cannot_work_are_refused(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_the_readme_has_the_figures_of_the_results() -> None:
 def test_every_option_that_documents_name_exists() -> None:
     known = {setting.flag for setting in SETTINGS}
     known |= {"--help", "--version", "--constraint", "--no-deps", "--strict"}
+    known |= {"--name", "--expires"}  # of headstart tenants create-key
     known |= {"--rm", "--entrypoint", "--force-recreate"}  # of docker compose
     known |= {"--build", "--target"}  # of cmake
     known |= {"--vllm-python", "--llama-server", "--transformers-python", "--sglang-python"}

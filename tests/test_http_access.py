@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 
 from tests.gateway_kit import MODEL_NAME
 from tests.http_kit import Served, serving
+from tests.session_kit import wait_for
 
 KEYS = {"api_keys": ("sk-user", "sk-other"), "admin_keys": ("sk-admin",)}
 BODY = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 1}
@@ -174,6 +176,38 @@ def test_every_answer_has_an_id_of_its_own(client: httpx.Client) -> None:
     ids = {client.get(path).headers["x-request-id"] for path in ("/health", "/nope", "/v1/models")}
     assert len(ids) == 3
     assert all(len(request_id) == 32 for request_id in ids)
+
+
+@pytest.mark.parametrize("given", ["trace-1", "x" * 128, "a/b:c@d{e}~!"])
+def test_a_clients_own_id_comes_back(
+    client: httpx.Client, given: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="headstart")
+    headers = {"X-Request-Id": given, "X-Api-Key": "sk-user"}
+    responses = [client.post("/v1/completions", json=BODY, headers=headers) for _ in range(2)]
+    assert [response.headers.get_list("x-request-id") for response in responses] == [[given]] * 2
+    ids = {response.json()["id"] for response in responses}
+    assert len(ids) == 2  # its requests are told apart whatever it calls them
+    lines = [record.getMessage() for record in caplog.records]
+    named = [line for line in lines if line.endswith(f" is its client's {given}")]
+    assert {line.split()[1] for line in named} == {found.split("-")[1] for found in ids}
+
+
+@pytest.mark.parametrize("given", [b"", b"x" * 129, b"two words", b"caf\xc3\xa9", b"a\tb"])
+def test_an_id_that_is_none_is_replaced(client: httpx.Client, given: bytes) -> None:
+    response = client.get("/health", headers={b"X-Request-Id": given})
+    assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
+
+
+def test_the_load_is_what_is_in_flight() -> None:
+    with serving(token_interval=0.02) as served, served.client() as client:
+        assert client.get("/load").json() == {"server_load": 0}
+        body = {**BODY, "max_tokens": 500, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            assert client.get("/load").json() == {"server_load": 1}
+        wait_for(lambda: client.get("/load").json() == {"server_load": 0})
 
 
 def test_paths_and_methods_that_do_not_exist(client: httpx.Client) -> None:

@@ -1,4 +1,4 @@
-"""Keys as digests, and bodies read no further than their limit."""
+"""Where keys stand, and bodies read no further and no longer than their limits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from service.config import is_loopback
-from service.errors import AuthenticationFailed, BodyTooLarge, InvalidRequest, PermissionDenied
-from service.security import KeyRing, read_body
-from service.sessions.identity import DEFAULT_TENANT
+from service.errors import BodyTooLarge, InvalidRequest, RequestTimeout
+from service.security import key_of, read_body
 
 
 @pytest.mark.parametrize(
@@ -33,23 +32,21 @@ def test_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
 
 
-def test_an_empty_ring_lets_everyone_in() -> None:
-    KeyRing.of((), ()).check(Headers({}), needs_admin=True)
-
-
-def test_admin_keys_open_everything_and_api_keys_do_not() -> None:
-    ring = KeyRing.of(["user"], ["admin"])
-    ring.check(Headers({"x-api-key": "admin"}), needs_admin=False)
-    ring.check(Headers({"authorization": "Bearer admin"}), needs_admin=True)
-    ring.check(Headers({"authorization": "Bearer  user "}), needs_admin=False)
-    with pytest.raises(PermissionDenied):
-        ring.check(Headers({"x-api-key": "user"}), needs_admin=True)
-    with pytest.raises(AuthenticationFailed):
-        ring.check(Headers({}), needs_admin=False)
-
-
-def test_keys_are_not_kept_as_they_are() -> None:
-    assert b"sk-secret" not in b"".join(KeyRing.of(["sk-secret"], []).api)
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({"x-api-key": "one"}, "one"),
+        ({"authorization": "Bearer one"}, "one"),
+        ({"authorization": "bearer  one "}, "one"),
+        ({"authorization": "Bearer one", "x-api-key": "two"}, "one"),
+        ({"authorization": "Basic one", "x-api-key": "two"}, "two"),
+        ({"authorization": "Bearer"}, ""),
+        ({"authorization": "one"}, ""),
+        ({}, ""),
+    ],
+)
+def test_where_a_key_stands(headers: dict[str, str], key: str) -> None:
+    assert key_of(Headers(headers)) == key
 
 
 def read(chunks: list[bytes], limit: int, **headers: str) -> bytes:
@@ -89,6 +86,23 @@ def test_a_larger_body_that_never_comes_is_refused_too(monkeypatch: pytest.Monke
         asyncio.run(asyncio.wait_for(read_body(request, 4), 5))
 
 
+@pytest.mark.parametrize("limit", ["_IDLE_SECONDS", "_BODY_SECONDS"])
+def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(f"service.security.{limit}", 0.05)
+    monkeypatch.setattr("service.security._BODY_PACE", 10**9)
+
+    async def receive() -> Any:
+        await asyncio.sleep(0.02)
+        if limit == "_IDLE_SECONDS":
+            await asyncio.sleep(60)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    with pytest.raises(RequestTimeout) as failure:
+        asyncio.run(asyncio.wait_for(read_body(request, 10_000), 5))
+    assert failure.value.headers() == {"Connection": "close"}
+
+
 def test_an_empty_body() -> None:
     with pytest.raises(InvalidRequest):
         read([], 4)
@@ -97,13 +111,3 @@ def test_an_empty_body() -> None:
 def test_a_false_announcement_is_not_trusted() -> None:
     with pytest.raises(BodyTooLarge):
         read([b"abcde"], 4, content_length="1")
-
-
-def test_each_key_is_a_tenant_of_its_own() -> None:
-    ring = KeyRing.of(["one", "two"], ["admin"])
-    keys = ("one", "two", "admin")
-    tenants = [ring.check(Headers({"x-api-key": key}), needs_admin=False) for key in keys]
-    assert len({*tenants, DEFAULT_TENANT}) == 4
-    assert ring.check(Headers({"authorization": "Bearer one"}), needs_admin=False) == tenants[0]
-    assert all("one" not in tenant and len(tenant) == 32 for tenant in tenants)
-    assert KeyRing.of((), ()).check(Headers({}), needs_admin=False) == DEFAULT_TENANT

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from cache_store.metadata.base import MetadataError, SessionRecord
 from cache_store.metadata.memory import MemoryMetadataStore
 from model_worker.protocol import PrefixAction, PrefixReply
+from service.config import GatewayConfig
 from service.generation import Outcome
 from service.sessions.blocks import DROP_LIMIT_S
 from service.sessions.book import SessionLimits
@@ -22,6 +23,7 @@ from service.sessions.metrics import SessionMetrics
 from service.sessions.reaper import SessionReaper
 from service.sessions.sessions import Sessions, SessionSettings
 from service.sessions.turn import ModelView, Turn
+from service.tenants.directory import TenantDirectory
 from service.workers.fake import FakeWorker
 from tests.gateway_kit import BLOCK_SIZE, byte_ids_of, make_card, make_tokenizer
 from tests.session_kit import TURN_END, ids_in
@@ -58,9 +60,10 @@ class Bench:
             SessionLimits(**limits),
             SessionMetrics(self.registry),
             lambda: [self.worker],
-            ["t"],
+            TenantDirectory(GatewayConfig()),
             lambda: self.now,
         )
+        self.sessions._reaper.take_up("t")
         self.model = ModelView("m", BLOCK_SIZE, make_tokenizer())
 
     @property

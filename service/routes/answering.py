@@ -32,6 +32,7 @@ from service.schemas.sampling import CommonFields
 from service.sessions.identity import SessionKey
 from service.sessions.turn import Turn
 from service.sse import EventStream, client_gone
+from service.tenants.tenant import Tenant, tenant_in
 
 __all__ = ["Generation", "Prompt", "answer", "prewarm"]
 
@@ -72,7 +73,7 @@ class Generation:
 async def answer(request: Request, asked: Generation) -> Response:
     """The response; errors before any event are raised as GatewayError."""
     body, gateway = asked.body, gateway_of(request)
-    place = _Place(gateway, gateway.gate.admit(asked.num_prompts))
+    place = _Place(gateway, gateway.gate.admit(asked.num_prompts, tenant_in(request)))
     try:
         made = await _begin(request, asked, place)
         headers = place.headers
@@ -93,7 +94,7 @@ async def answer(request: Request, asked: Generation) -> Response:
 async def prewarm(request: Request, asked: Generation) -> Usage:
     """As :func:`answer`, for those who want no answer."""
     gateway = gateway_of(request)
-    place = _Place(gateway, gateway.gate.admit(asked.num_prompts))
+    place = _Place(gateway, gateway.gate.admit(asked.num_prompts, tenant_in(request)))
     try:
         made = await _begin(request, asked, place)
         return await made.usage()
@@ -126,6 +127,7 @@ class _Place:
 
 async def _begin(request: Request, asked: Generation, place: _Place) -> Answer:
     gateway, body = gateway_of(request), asked.body
+    tenant_in(request).caps.check(body.priority, body.retention)
     if asked.session is not None:
         view = gateway.model(body.model).view
         place.turn = await gateway.sessions.begin_turn(asked.session, view, body.cache_salt)
@@ -141,11 +143,13 @@ def _answer(
 ) -> Answer:
     gateway, body, turn = gateway_of(request), asked.body, place.turn
     model = gateway.model(body.model)
+    for prompt, ticket in zip(prompts, place.tickets, strict=True):
+        ticket.reserve(len(prompt.token_ids), prompt.sampling_params.max_tokens)
     request_id = f"{asked.id_prefix}-{request_id_of(request)}"
     identity = AnswerIdentity(request_id, int(time.time()), body.model, model.system_fingerprint)
     events = [
         gateway.generator.events(
-            _generation_request(f"{request_id}-{index}", asked, prompt, turn),
+            _generation_request(f"{request_id}-{index}", asked, prompt, turn, ticket.tenant),
             model.tokenizer.decode,
             ticket,
         )
@@ -160,10 +164,10 @@ def _answer(
 
 
 def _generation_request(
-    request_id: str, asked: Generation, prompt: Prompt, turn: Turn | None
+    request_id: str, asked: Generation, prompt: Prompt, turn: Turn | None, tenant: Tenant
 ) -> GenerationRequest:
     body = asked.body
-    priority = 0 if turn is None else turn.priority
+    priority = tenant.caps.priority(0) if turn is None else turn.priority
     retention_s = 0.0 if turn is None else turn.retention_s
     key = body.prompt_cache_key or ""
     return GenerationRequest(
@@ -172,7 +176,8 @@ def _generation_request(
         sampling_params=prompt.sampling_params,
         received_at=asked.received_at,
         stop=body.stop_strings,
-        cache_salt=(body.cache_salt or "") if turn is None else turn.cache_salt,
+        tenant=tenant.tenant_id,
+        cache_salt=tenant.namespace_salt(body.cache_salt) if turn is None else turn.cache_salt,
         is_continuation=prompt.is_continuation,
         priority=priority if body.priority is None else body.priority,
         retention_s=retention_s if body.retention is None else body.retention,

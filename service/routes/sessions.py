@@ -38,6 +38,7 @@ from service.sessions.identity import SessionKey, check_session_id, named_sessio
 from service.sessions.records import ends_at, key_of
 from service.sessions.sessions import SessionSettings
 from service.sessions.turn import ModelView
+from service.tenants.tenant import tenant_in
 
 router = APIRouter()
 
@@ -72,6 +73,8 @@ async def create_session(request: Request) -> Response:
     body = await _parsed(request, CreateSession)
     named = named_session(request, body.session_id)
     session_id = None if named is None else named.session_id
+    # What is left out is as much as the tenant may have.
+    tenant_in(request).caps.check(body.priority or None, body.retention or None)
     settings = SessionSettings(
         ttl=body.ttl,
         retention=body.retention,
@@ -140,11 +143,12 @@ async def prewarm_session(request: Request, session_id: str) -> Response:
     history = History.decode(record.history, model.card.fingerprint)
     if history is None or not history.ids:
         raise InvalidRequest("messages: required, as the session has no history.", param="messages")
+    caps = tenant_in(request).caps
     fields = {
         "prompt": history.token_ids[: model.card.max_model_len - 1].tolist(),
-        "priority": record.priority,
-        "retention": record.retention_s,
-        **_salt(record),
+        "priority": caps.priority(record.priority),
+        "retention": caps.retention(record.retention_s),
+        **_salt(request, record),
     }
     if body.model is not None:
         fields["model"] = body.model
@@ -176,7 +180,7 @@ async def _prewarm_messages(
     request: Request, record: SessionRecord, model: str | None, messages: list[Any]
 ) -> Prewarmed:
     gateway = gateway_of(request)
-    fields = {"messages": messages, **_salt(record)}
+    fields = {"messages": messages, **_salt(request, record)}
     if model is not None:
         fields["model"] = model
     asked = prewarm_generation(gateway, fields, gateway.metrics.clock(), key_of(record))
@@ -214,8 +218,9 @@ async def _view(gateway: Gateway, record: SessionRecord, model: ModelView) -> Se
     )
 
 
-def _salt(record: SessionRecord) -> dict[str, str]:
-    return {"cache_salt": record.cache_salt} if record.cache_salt else {}
+def _salt(request: Request, record: SessionRecord) -> dict[str, str]:
+    salt = tenant_in(request).client_salt(record.cache_salt)
+    return {"cache_salt": salt} if salt else {}
 
 
 def _limit(given: str | None) -> int:

@@ -16,7 +16,7 @@ import msgspec
 
 from service.errors import InvalidRequest
 
-__all__ = ["convert", "parse_object"]
+__all__ = ["convert", "described", "parse_object"]
 
 _T = TypeVar("_T")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -42,10 +42,11 @@ def convert(fields: Any, into: type[_T], path: str = "") -> _T:
     try:
         return msgspec.convert(fields, into)
     except msgspec.ValidationError as error:
-        raise _described(error, path) from None
+        raise described(error, path) from None
 
 
-def _described(error: msgspec.ValidationError, path: str = "") -> InvalidRequest:
+def described(error: msgspec.ValidationError, path: str = "") -> InvalidRequest:
+    """What is wrong and where, ``path`` being where the value itself stands."""
     text = str(error)
     found = _PATH.search(text)
     at = path + (found["path"] if found else "")

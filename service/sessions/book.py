@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from service.sessions.identity import SessionKey
@@ -34,10 +34,14 @@ class _Entry:
 
 
 class SessionBook:
-    """All times are seconds since 1970."""
+    """All times are seconds since 1970. ``cap_of`` tells how many sessions a tenant may have at
+    most, None for as many as any."""
 
-    def __init__(self, limits: SessionLimits) -> None:
+    def __init__(
+        self, limits: SessionLimits, cap_of: Callable[[str], int | None] = lambda tenant: None
+    ) -> None:
         self._limits = limits
+        self._cap_of = cap_of
         self._tenants: dict[str, OrderedDict[str, _Entry]] = {}
         self._num_sessions = 0
         self._awake: OrderedDict[SessionKey, None] = OrderedDict()  # not put to rest since
@@ -130,7 +134,8 @@ class SessionBook:
         limits = self._limits
         excess: list[SessionKey] = []
         for tenant, sessions in self._tenants.items():
-            num_over = len(sessions) - limits.max_sessions_per_tenant
+            cap, most = self._cap_of(tenant), limits.max_sessions_per_tenant
+            num_over = len(sessions) - (most if cap is None else min(cap, most))
             excess += [SessionKey(tenant, name) for name in _first(sessions, num_over)]
         num_over = self._num_sessions - len(excess) - limits.max_sessions
         if num_over > 0 and not excess:

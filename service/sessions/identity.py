@@ -5,26 +5,23 @@ Owns the rules for a session's id and where it may stand. Knows nothing of what 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from service.errors import InvalidRequest
+from service.tenants.tenant import tenant_in
 
 __all__ = [
-    "DEFAULT_TENANT",
     "HEADER",
     "SessionKey",
     "check_session_id",
     "named_session",
     "tenant_of",
-    "tenant_of_key",
 ]
 
 HEADER = "X-Session-ID"
-DEFAULT_TENANT = "default"  # of everyone, while no key is set
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}")
 
 
@@ -63,13 +60,6 @@ def named_session(request: Request, body_field: str | None) -> SessionKey | None
     return None if session_id is None else SessionKey(tenant_of(request), session_id)
 
 
-def tenant_of_key(key: str) -> str:
-    """Stable, and no way back to the key: 32 hexadecimal digits."""
-    content = key.encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(content, digest_size=16, person=b"tenant").hexdigest()
-
-
 def tenant_of(request: Request) -> str:
-    """A digest of the key that the request came with."""
-    tenant: str = request.scope.get("headstart_tenant", DEFAULT_TENANT)
-    return tenant
+    """The id of the tenant whose key the request came with."""
+    return tenant_in(request).tenant_id

@@ -7,7 +7,7 @@ another gateway may have served the session meanwhile. Knows nothing of requests
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -29,8 +29,7 @@ _log = logging.getLogger("headstart.sessions")
 
 
 class SessionReaper:
-    """``is_busy`` tells of a session with a request under way; ``delete`` removes one. The
-    sessions of ``tenants`` that are in the store already are taken up at the start."""
+    """``is_busy`` tells of a session with a request under way; ``delete`` removes one."""
 
     def __init__(
         self,
@@ -41,7 +40,6 @@ class SessionReaper:
         *,
         is_busy: Callable[[SessionKey], bool],
         delete: Callable[[SessionKey], Awaitable[bool]],
-        tenants: Sequence[str] = (),
     ) -> None:
         self._book = book
         self._records = records
@@ -49,7 +47,11 @@ class SessionReaper:
         self._metrics = metrics
         self._is_busy = is_busy
         self._delete = delete
-        self._to_take_up = [(tenant, "") for tenant in tenants]
+        self._to_take_up: list[tuple[str, str]] = []
+
+    def take_up(self, tenant: str) -> None:
+        """See to the sessions of ``tenant`` that are in the store already."""
+        self._to_take_up.append((tenant, ""))
 
     async def run(self) -> None:
         while True:

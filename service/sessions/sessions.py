@@ -25,6 +25,7 @@ from service.sessions.metrics import SessionMetrics
 from service.sessions.reaper import SessionReaper
 from service.sessions.records import SessionRecords, ends_at, key_of, touched, ttl_of
 from service.sessions.turn import ModelView, Turn, TurnStart
+from service.tenants.directory import TenantDirectory
 from service.workers.base import Worker
 
 __all__ = ["SessionSettings", "Sessions"]
@@ -36,7 +37,8 @@ TokenIds = NDArray[np.int32]  # 1-D
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """What a session is created with. Times in seconds; None is the gateway's default."""
+    """What a session is created with. Times in seconds; None is the gateway's default.
+    ``cache_salt`` is the client's own."""
 
     ttl: float | None = None
     retention: float = 0.0
@@ -54,12 +56,14 @@ class Sessions:
         limits: SessionLimits,
         metrics: SessionMetrics,
         workers: Callable[[], Sequence[Worker]],
-        tenants: Sequence[str],
+        tenants: TenantDirectory,
         clock: Callable[[], float],
     ) -> None:
         self._limits = limits
         self._metrics = metrics
-        self._book = SessionBook(limits)
+        self._tenants = tenants
+        self._taken_up: set[str] = set()
+        self._book = SessionBook(limits, lambda tenant: tenants.tenant(tenant).caps.max_sessions)
         self.records = SessionRecords(store, self._book, metrics, clock)
         self.blocks = SessionBlocks(workers, clock, metrics.drops_given_up.inc)
         self._turns: dict[SessionKey, set[Turn]] = {}
@@ -70,9 +74,16 @@ class Sessions:
             metrics,
             is_busy=lambda key: key in self._turns,
             delete=self.delete,
-            tenants=tenants,
         )
+        self.take_up()
         self._running: asyncio.Task[None] | None = None
+
+    def take_up(self) -> None:
+        """See to the stored sessions of tenants that were not there before."""
+        for tenant in self._tenants.tenants:
+            if tenant.tenant_id not in self._taken_up:
+                self._taken_up.add(tenant.tenant_id)
+                self._reaper.take_up(tenant.tenant_id)
 
     def start(self) -> None:
         self._running = asyncio.create_task(self._reaper.run(), name="headstart-session-reaper")
@@ -86,8 +97,10 @@ class Sessions:
     # ------------------------------------------------------------ turns
 
     async def begin_turn(self, key: SessionKey, model: ModelView, cache_salt: str | None) -> Turn:
-        """A request of ``key`` has come. Its stored prefix is called back at once, long before the
-        request itself is ready. Never raises for the store's sake."""
+        """A request of ``key`` has come, with the client's own ``cache_salt``, else the session's
+        stands. Its stored prefix is called back at once, long before the request itself is ready.
+        Never raises for the store's sake."""
+        tenant = self._tenants.tenant(key.tenant)
         record, is_read = None, True
         try:
             record = await self.records.get_ended(key)
@@ -95,7 +108,8 @@ class Sessions:
                 record = await self._unless_over(record)
         except MetadataError:
             is_read = False
-        salt = cache_salt or ("" if record is None else record.cache_salt)
+        stored_salt = "" if record is None else tenant.client_salt(record.cache_salt)
+        salt = tenant.namespace_salt(cache_salt or stored_salt)
         turn = Turn(
             key,
             TurnStart(
@@ -103,6 +117,7 @@ class Sessions:
                 is_read=is_read,
                 cache_salt=salt,
                 ttl=self._limits.ttl,
+                caps=tenant.caps,
             ),
             model,
             self.records,
@@ -151,7 +166,7 @@ class Sessions:
             expires_at=now,
             priority=settings.priority,
             retention_s=settings.retention,
-            cache_salt=settings.cache_salt,
+            cache_salt=self._tenants.tenant(tenant).namespace_salt(settings.cache_salt),
         )
         record = touched(blank, now, settings.ttl or self._limits.ttl)
         return await self._put_new(record)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ from service.sessions.history import (
 )
 from service.sessions.identity import SessionKey
 from service.sessions.records import SessionRecords, touched
+from service.tenants.tenant import Caps
 from service.tokenizer import ModelTokenizer
 
 __all__ = ["ModelView", "Turn", "TurnStart"]
@@ -56,8 +57,9 @@ class TurnStart:
 
     record: SessionRecord | None
     is_read: bool
-    cache_salt: str
+    cache_salt: str  # of the namespace, the tenant's part included
     ttl: float  # of a session that begins
+    caps: Caps = field(default_factory=Caps)  # on what the record asks for
 
 
 class Turn:
@@ -107,11 +109,13 @@ class Turn:
 
     @property
     def priority(self) -> int:
-        return 0 if self._start.record is None else self._start.record.priority
+        record = self._start.record
+        return self._start.caps.priority(0 if record is None else record.priority)
 
     @property
     def retention_s(self) -> float:
-        return 0.0 if self._start.record is None else self._start.record.retention_s
+        record = self._start.record
+        return 0.0 if record is None else self._start.caps.retention(record.retention_s)
 
     @property
     def history(self) -> str:

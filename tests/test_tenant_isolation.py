@@ -1,0 +1,138 @@
+"""The wall between tenants on a real engine with every tier: by count and by the clock.
+
+The clock's test: in each of 40 pairs the second tenant asks for a prompt that the first has cached
+and for a fresh one of the same length, in random order, and the paired differences go through a
+one-sided Wilcoxon signed-rank test at 0.001. With 40 pairs that finds an advantage of 0.8 standard
+deviations of the differences with a probability above 0.95 (z 3.09 + 1.65 over the root of 40, and
+5 % for ranks instead of a normal distribution: Lehmann, Nonparametrics, 2.4). The tenant's own
+cached prompts, asked for in the same loop, are the positive control: the same test must find them,
+and what it could find must be a small part of what a hit saves.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests import models
+from tests.http_kit import metric
+from tests.server_kit import real_target
+from tests.session_kit import wait_for
+from tests.target import Target, cached_tokens
+from tests.tenant_kit import bearer, hash_of, two_tenants, write
+
+ACME, GLOBEX = bearer("hs-acme"), bearer("hs-globex")
+NUM_PAIRS = 40
+PROMPT_TOKENS = 700
+Z_LEVEL, Z_POWER = 3.09, 1.645  # 0.001 one-sided; 0.95
+RANK_LOSS = 1.05
+COMMON = "".join(
+    f"\n[tenants.{name}]\nown_salt = false\nkeys = [{{ sha256 = '{hash_of('hs-' + name)}' }}]\n"
+    for name in ("left", "right")
+)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """Its device holds 3,200 tokens, its host memory as many, and a disk lies below."""
+    folder = tmp_path_factory.mktemp("isolation")
+    models.save_model("llama", folder / "model", chat_template=models.TOOL_CHAT_TEMPLATE)
+    with real_target(
+        "tiny",
+        *("--model", str(folder / "model"), "--served-model-name", "tiny", "--num-threads", "1"),
+        *("--model-cache-dir", str(folder / "digests"), "--tenant-file", tenants(folder)),
+        *("--block-size", "16", "--kv-cache-memory", "2400KiB", "--max-num-seqs", "8"),
+        *("--host-cache-size", "2400KiB", "--disk-cache-dir", str(folder / "disk")),
+    ) as target:
+        yield target
+
+
+def tenants(folder: Path) -> str:
+    return write(folder, two_tenants(COMMON))
+
+
+def prompt_of(seed: int, num_tokens: int = PROMPT_TOKENS) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(4, models.VOCAB_SIZE) for _ in range(num_tokens)]
+
+
+def ask(target: Target, who: dict[str, str], prompt: list[int]) -> httpx.Response:
+    body = {"model": target.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    response = target.http.post("/v1/completions", json=body, headers=who)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def cached(target: Target, who: dict[str, str], prompt: list[int]) -> int:
+    return cached_tokens(ask(target, who, prompt).json())
+
+
+def source_counts(target: Target) -> dict[str, float]:
+    name = "prompt_tokens_cached_total"
+    return {tier: metric(target.http, name, source=tier) for tier in ("device", "host", "disk")}
+
+
+def test_nothing_crosses_in_any_tier(target: Target) -> None:
+    """Thirty prompts of one tenant fill all tiers. Asked for again, each is found by its owner,
+    from every tier, and none by the other, who asks first."""
+    prompts = [prompt_of(seed, 300) for seed in range(30)]
+    for prompt in prompts:
+        assert cached(target, ACME, prompt) == 0
+    wait_for(lambda: metric(target.http, "tier_stored_blocks_total", tier="disk") > 0)
+    before = source_counts(target)
+    for prompt in (prompts[-1], prompts[18], prompts[2]):
+        assert cached(target, GLOBEX, prompt) == 0
+        assert cached(target, ACME, prompt) == 299
+    found = {tier: count - before[tier] for tier, count in source_counts(target).items()}
+    assert all(count > 0 for count in found.values()), found
+
+
+def test_tenants_without_a_salt_of_their_own_share(target: Target) -> None:
+    prompt = prompt_of(1_000)
+    assert cached(target, bearer("hs-left"), prompt) == 0
+    assert cached(target, bearer("hs-right"), prompt) == PROMPT_TOKENS - 1
+    assert cached(target, ACME, prompt) == 0
+
+
+def seconds(target: Target, who: dict[str, str], prompt: list[int]) -> float:
+    began = time.perf_counter()
+    ask(target, who, prompt)
+    return time.perf_counter() - began
+
+
+def signed_rank_z(differences: Any) -> float:
+    """Wilcoxon's statistic, standardised: large where most of the differences are positive."""
+    ranks = np.argsort(np.argsort(np.abs(differences))) + 1
+    count = len(differences)
+    mean = count * (count + 1) / 4
+    deviation = math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
+    return float((ranks[differences > 0].sum() - mean) / deviation)
+
+
+def test_no_advantage_by_the_clock(target: Target) -> None:
+    order = random.Random(0)
+    of_others, of_own = [], []
+    for number in range(NUM_PAIRS):
+        theirs, own, fresh = (prompt_of(10_000 + 3 * number + kind) for kind in range(3))
+        ask(target, ACME, theirs)
+        ask(target, GLOBEX, own)
+        times: dict[int, float] = {}
+        for kind in order.sample(range(3), 3):
+            times[kind] = seconds(target, GLOBEX, (theirs, own, fresh)[kind])
+        of_others.append(times[2] - times[0])
+        of_own.append(times[2] - times[1])
+    others, own_hits = np.asarray(of_others), np.asarray(of_own)
+    spread = np.subtract(*np.percentile(others, [75, 25])) / 1.349  # a deviation, outliers aside
+    detectable = RANK_LOSS * (Z_LEVEL + Z_POWER) / math.sqrt(NUM_PAIRS) * spread
+    advantage = float(np.median(own_hits))
+    assert signed_rank_z(own_hits) > Z_LEVEL, "a hit of one's own has to show"
+    assert detectable < advantage / 2, "too noisy to say anything"
+    assert signed_rank_z(others) < Z_LEVEL, f"{np.median(others):.4f} s of {advantage:.4f} s"
