@@ -27,6 +27,7 @@ from service.served_model import ServedModel
 from service.sessions.book import SessionLimits
 from service.sessions.sessions import Sessions
 from service.tenants.directory import TenantDirectory
+from service.tenants.worker_policies import policies_of
 from service.tokenizer import ModelTokenizer, TokenizerError
 from service.worker_metrics import QueueReading, WorkerReading
 from service.workers.base import WorkerNotReadyError
@@ -56,6 +57,7 @@ class Gateway:
         self.keepalive = keepalive
         self.tenants = TenantDirectory(config)
         self.tenants.add_listener(self._on_tenants)
+        registry.set_tenant_policies(policies_of(self.tenants.tenants))
         self.gate = RequestGate(config.max_queue)
         self.metrics = GatewayMetrics(self._read_workers, self._read_queue)
         self.metrics.registry.register(MetadataCollector(lambda: metadata.stats))
@@ -177,6 +179,7 @@ class Gateway:
     def _on_tenants(self) -> None:
         """They have changed."""
         self.gate.rates.forget_all_but({item.tenant_id for item in self.tenants.tenants})
+        self.registry.set_tenant_policies(policies_of(self.tenants.tenants))
         self.sessions.take_up()
 
     def _read_workers(self) -> list[WorkerReading]:

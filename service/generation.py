@@ -271,6 +271,7 @@ def _add_request(request: GenerationRequest) -> AddRequest:
         cache_salt=request.cache_salt,
         priority=request.priority,
         retention_s=request.retention_s,
+        tenant=request.tenant,
     )
 
 

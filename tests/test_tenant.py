@@ -49,6 +49,11 @@ def test_a_client_cannot_write_its_way_into_another_namespace(
         assert tenant(attacker).namespace_salt(forged) != aimed_at
 
 
+def test_whom_a_worker_charges() -> None:
+    assert EVERYONE.charged_as == ""
+    assert [tenant(owner).charged_as for owner in ("", "acme")] == ["t", "t"]
+
+
 def test_without_keys_a_salt_stands_as_it_is() -> None:
     assert EVERYONE.namespace_salt(None) == ""
     assert EVERYONE.namespace_salt("4:acmex") == "4:acmex" == EVERYONE.client_salt("4:acmex")

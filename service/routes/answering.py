@@ -176,7 +176,7 @@ def _generation_request(
         sampling_params=prompt.sampling_params,
         received_at=asked.received_at,
         stop=body.stop_strings,
-        tenant=tenant.tenant_id,
+        tenant=tenant.charged_as,
         cache_salt=tenant.namespace_salt(body.cache_salt) if turn is None else turn.cache_salt,
         is_continuation=prompt.is_continuation,
         priority=priority if body.priority is None else body.priority,

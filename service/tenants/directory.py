@@ -33,7 +33,8 @@ _log = logging.getLogger("headstart.tenants")
 
 class TenantDirectory:
     """Used from one event loop. Raises ConfigError where the tenant file cannot be used at the
-    start. ``clock`` gives seconds since 1970; ``poll_seconds`` is how often the file is looked at (POLL_SECONDS).
+    start. ``clock`` gives seconds since 1970; ``poll_seconds``, else POLL_SECONDS, is how often the
+    file is looked at.
     """
 
     def __init__(
@@ -98,8 +99,8 @@ class TenantDirectory:
             stamp = await asyncio.to_thread(self._stamp)
             if self._is_asked.is_set() or stamp != self._seen:
                 self._is_asked.clear()
-                self._seen = stamp
                 await self.reload()
+                self._seen = stamp
 
     async def reload(self) -> None:
         """Take up what the file says now, or say why not."""

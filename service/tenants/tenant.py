@@ -90,6 +90,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     caps: Caps = Caps()
 
+    @property
+    def charged_as(self) -> str:
+        """Whom a worker charges its requests to; empty where there is nobody to tell apart."""
+        return "" if self.namespace_owner is None else self.tenant_id
+
     def namespace_salt(self, client_salt: str | None) -> str:
         """The salt of the namespace that the worker keeps its prefixes in.
 
