@@ -60,7 +60,7 @@ class FillingRunner:
     def launch(self, batch: ScheduledBatch) -> PendingStep:
         self._tier.copy_rows(batch.copies)
         for item in batch.scheduled:
-            lease, start = item.request.lease, item.request.num_computed_tokens
+            lease, start = item.request.lease, item.start
             assert lease is not None
             last = start + item.num_scheduled_tokens - 1
             for index in range(start // BLOCK_SIZE, last // BLOCK_SIZE + 1):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.bare import BareModel
-from benchmarks.engine_kit import build_parts, random_ids, step, submit
+from benchmarks.engine_kit import build_parts, clear, random_ids, step, submit
 from benchmarks.report import median_ms, print_table, save
 from model_worker.attention.backend import ATTENTION_NAME
 from model_worker.batch import ScheduledBatch, StepResult
@@ -47,7 +47,7 @@ def measure_case(
 ) -> tuple[float, float]:
     model, vocab = parts.loaded.model, parts.loaded.vocab_size
     runner = PretendingRunner(parts.runner)
-    engine = dataclasses.replace(parts, runner=runner).new_engine()
+    engine = dataclasses.replace(parts, runner=runner, runs_ahead=False).new_engine()
     for number in range(batch):
         submit(engine, str(number), random_ids(context, vocab, number), 10**6)
     while sum(len(output.token_ids) for output in step(engine)[1]) < batch:
@@ -71,7 +71,7 @@ def measure_case(
             ours.append(seconds)
             ideal.append(bare_seconds)
     model.config._attn_implementation = ATTENTION_NAME
-    engine.abort_link("benchmark")
+    clear(engine)
     parts.cache.reset()
     return median_ms(ours), median_ms(ideal)
 

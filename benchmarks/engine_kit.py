@@ -57,6 +57,13 @@ def run(engine: Engine) -> None:
         step(engine)
 
 
+def clear(engine: Engine) -> None:
+    """End all requests, and wait until no step uses their blocks any more."""
+    engine.abort_link(LINK)
+    run(engine)
+    engine.take_outputs()
+
+
 def time_to_first_token(
     engine: Engine, name: str, prompt: npt.NDArray[np.int32] | list[int]
 ) -> tuple[float, int]:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.engine_kit import random_ids, run, step, submit, time_to_first_token
+from benchmarks.engine_kit import clear, random_ids, run, step, submit, time_to_first_token
 from benchmarks.gpu_limits import DeviceLimits, measure_limits, wait_for
 from benchmarks.gpu_models import ModelCost, model_cost, random_model
 from benchmarks.overhead import NullRunner
@@ -128,8 +128,7 @@ def decode_seconds(parts: WorkerParts, batch: int, sizes: Sizes) -> float:
     while len(counts) < batch:
         counts.update({output.request_id: 1 for output in step(engine)[1] if output.token_ids})
     times = [step(engine)[0] for _ in range(sizes.steps)]
-    engine.abort_link("benchmark")
-    engine.take_outputs()
+    clear(engine)
     parts.cache.reset()
     return statistics.median(times)
 

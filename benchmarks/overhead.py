@@ -2,10 +2,12 @@
 
     python -m benchmarks.overhead [--steps N] [--output FILE]
 
-Three measurements. Null runner: 64 decoding requests over a runner that computes nothing, time of
-a whole step. On the CPU: 8 decoding requests of the demo model, share of the step outside the
-model's forward. Zero reuse: prompts that share nothing, one after another; the time spent inside
-the scheduler and the cache, summed over the run, with the cache on and off.
+Four measurements. Null runner: 64 decoding requests over a runner that computes nothing, time of
+a whole step. One step ahead: the same over a device whose steps take a fixed time, launched ahead
+of the results and not, and the ratio of both. On the CPU: 8 decoding requests of the demo model,
+share of the step outside the model's forward. Zero reuse: prompts that share nothing, one after
+another; the time spent inside the scheduler and the cache, summed over the run, with the cache on
+and off.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine_kit import build_parts, random_ids, run, step, submit
+from benchmarks.engine_kit import build_parts, clear, random_ids, run, step, submit
 from benchmarks.report import median_ms, print_table, save
 from model_worker.batch import ScheduledBatch, StepResult
 from model_worker.build import WorkerParts
@@ -25,6 +27,8 @@ from model_worker.engine import Engine
 from model_worker.model_runner import CompletedStep, PendingStep
 
 NULL_REQUESTS = 64
+DEVICE_STEP_S = 0.005
+ROUNDS = 7
 
 
 class NullRunner:
@@ -33,6 +37,31 @@ class NullRunner:
     def launch(self, batch: ScheduledBatch) -> PendingStep:
         tokens = tuple((7,) if item.reaches_end else () for item in batch.scheduled)
         return CompletedStep(StepResult(tokens))
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedStep:
+    """Done at a time of the clock, and not before."""
+
+    ends_s: float
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        time.sleep(max(0.0, self.ends_s - time.perf_counter()))
+        return self.outcome
+
+
+class TimedDevice:
+    """A null runner whose steps take ``step_s`` each, one after the other."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._free_s = 0.0
+
+    def launch(self, batch: ScheduledBatch) -> PendingStep:
+        tokens = tuple((7,) if item.reaches_end else () for item in batch.scheduled)
+        self._free_s = max(self._free_s, time.perf_counter()) + self._step_s
+        return TimedStep(self._free_s, StepResult(tokens))
 
 
 class Stopwatch:
@@ -77,9 +106,35 @@ def null_runner_step(parts: WorkerParts, num_steps: int) -> float:
         engine.stats()
         assert len(outputs) == NULL_REQUESTS
         seconds.append(elapsed)
-    engine.abort_link("benchmark")
+    clear(engine)
     parts.cache.reset()
     return median_ms(seconds)
+
+
+def hidden_host_time(parts: WorkerParts, num_steps: int) -> dict[str, float]:
+    """Rounds of both, one after the other, since the machine may have other things to do."""
+    engines = {}
+    for runs_ahead in (False, True):
+        timed = dataclasses.replace(parts, runner=TimedDevice(DEVICE_STEP_S), runs_ahead=runs_ahead)
+        engines[runs_ahead] = timed.new_engine(is_storing=False)
+        decoding(engines[runs_ahead], timed, NULL_REQUESTS, 300)
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(ROUNDS):
+        for runs_ahead, engine in engines.items():
+            started = time.perf_counter()
+            for _ in range(num_steps):
+                step(engine)
+                engine.stats()
+            seconds[runs_ahead].append((time.perf_counter() - started) / num_steps)
+    for engine in engines.values():
+        clear(engine)
+    behind, ahead = median_ms(seconds[False]), median_ms(seconds[True])
+    return {
+        "device_ms": DEVICE_STEP_S * 1000,
+        "step_ms": behind,
+        "step_ahead_ms": ahead,
+        "ratio": round(ahead / behind, 4),
+    }
 
 
 def cpu_overhead(parts: WorkerParts, num_steps: int) -> dict[str, float]:
@@ -94,7 +149,7 @@ def cpu_overhead(parts: WorkerParts, num_steps: int) -> dict[str, float]:
         total.append(elapsed)
         outside.append(elapsed - (forward.total_s - before))
     del parts.runner.__dict__["_forward"]
-    engine.abort_link("benchmark")
+    clear(engine)
     parts.cache.reset()
     return {
         "step_ms": median_ms(total),
@@ -133,12 +188,14 @@ def main() -> None:
         parts = build_parts(cache=kind, max_model_len=4096)
         results[kind] = {
             "null_runner_64_step_ms": null_runner_step(parts, 5 * arguments.steps),
+            "one_step_ahead": hidden_host_time(parts, arguments.steps),
             "cpu_8_requests": cpu_overhead(parts, arguments.steps),
             "zero_reuse": zero_reuse(parts, 12),
         }
         del parts
     rows = [
         ("step of 64 requests, null runner, ms", "null_runner_64_step_ms", None, "<= 1"),
+        ("5 ms of a device for 64 requests, ahead / not", "one_step_ahead", "ratio", "< 1"),
         ("share outside forward, 8 requests", "cpu_8_requests", "share", "<= 0.05"),
         ("zero reuse, share in cache and scheduler", "zero_reuse", "share", "<= 0.01"),
     ]

@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks.engine_kit import (
     build_parts,
+    clear,
     random_ids,
     run,
     settle,
@@ -146,7 +147,7 @@ def beside_promotions(parts: WorkerParts, sessions: int, tokens: int) -> dict[st
                 num_moved += _act(engine, action, history)
                 turn += 1
             busy.append(step(engine)[0])
-    engine.abort_link("benchmark")
+    clear(engine)
     settle(engine)
     block_mib = parts.loaded.kv_spec.bytes_per_block / 2**20
     return {

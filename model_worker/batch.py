@@ -16,25 +16,48 @@ from model_worker.request import Request
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True):
-    """``num_scheduled_tokens`` rows from the request's num_computed_tokens on: its own tokens, and
-    after its last one ``draft_token_ids``, guesses of what comes next.
+    """``num_scheduled_tokens`` rows from position ``start`` on: the request's own tokens, and after
+    its last one ``draft_token_ids``, guesses of what comes next.
 
     A draft's row is computed like any other, so that the step knows the token after it; its KV
     counts only if the draft turns out to be what is sampled in its place.
+
+    ``reaches_end``: the step computes the request's last token, so that the next one is sampled.
+    ``takes_drawn``: that last token, then the only one, is what the step before draws, which the
+    device alone knows. All of it stays true while the step is in flight and its request goes on.
     """
 
     request: Request
+    start: int
     num_scheduled_tokens: int
+    reaches_end: bool
+    takes_drawn: bool = False
     draft_token_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def next_of(
+        cls, request: Request, num_tokens: int, draft_token_ids: tuple[int, ...] = ()
+    ) -> ScheduledRequest:
+        """The request's next ``num_tokens`` own tokens, and drafts."""
+        start = request.num_launched_tokens
+        num_left = request.num_tokens + request.num_placeholders - start
+        num_rows = num_tokens + len(draft_token_ids)
+        takes_drawn = start == request.num_tokens
+        return cls(request, start, num_rows, num_tokens == num_left, takes_drawn, draft_token_ids)
 
     @property
     def num_own_tokens(self) -> int:
         return self.num_scheduled_tokens - len(self.draft_token_ids)
 
     @property
-    def reaches_end(self) -> bool:
-        """Whether the step computes the request's last token, so that the next one is sampled."""
-        return self.num_own_tokens == self.request.num_uncomputed_tokens
+    def own_stop(self) -> int:
+        """The position after its own tokens: that of the token which is sampled at the end."""
+        return self.start + self.num_scheduled_tokens - len(self.draft_token_ids)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the request has room for another token after the one that is sampled here."""
+        return self.reaches_end and self.own_stop + 1 < self.request.max_num_tokens
 
     @property
     def num_logit_rows(self) -> int:

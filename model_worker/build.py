@@ -74,6 +74,7 @@ class WorkerParts:
     pacer: PrefillPacer
     config: WorkerConfig
     tiers: WorkerTiers | None = None  # those below the device
+    runs_ahead: bool = False
 
     def restore(self) -> int:
         """Take up what an earlier worker left on disk; the number of blocks. After the warm-up."""
@@ -111,7 +112,15 @@ class WorkerParts:
             vocab_size=self.loaded.vocab_size,
             max_num_waiting=WAITING_PER_RUNNING * self.config.max_num_seqs,
         )
-        return Engine(scheduler, self.runner, cache, self.pacer, limits, time.monotonic)
+        return Engine(
+            scheduler,
+            self.runner,
+            cache,
+            self.pacer,
+            limits,
+            time.monotonic,
+            runs_ahead=self.runs_ahead,
+        )
 
 
 def build_worker(
@@ -174,6 +183,8 @@ def build_parts(
         pacer=pacer,
         config=config,
         tiers=tiers,
+        # On a CPU a step is complete when its launch returns: there is nothing to run ahead of.
+        runs_ahead=device.type == "cuda",
     )
 
 

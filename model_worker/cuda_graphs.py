@@ -19,7 +19,7 @@ import torch
 
 from model_worker.attention.backend import CapturableBackend
 from model_worker.attention.metadata import AttentionMetadata
-from model_worker.forward import EagerForward, call_model
+from model_worker.forward import EagerForward, HandedTokens, call_model
 from model_worker.host_copy import to_device
 from model_worker.memory import size_text
 from model_worker.step_inputs import StepInputs
@@ -117,7 +117,7 @@ class _Graph:
             self._model, self._token_ids, self._positions, self._logit_rows, self._metadata
         )
 
-    def run(self, inputs: StepInputs) -> torch.Tensor | None:
+    def run(self, inputs: StepInputs, handed: HandedTokens | None) -> torch.Tensor | None:
         """None where the backend's plan cannot hold the step."""
         if not self._backend.refill(self._metadata.plan, inputs.spans):
             return None
@@ -127,6 +127,8 @@ class _Graph:
         num_logits = len(inputs.logit_rows)
         host[rows.size : rows.size + num_logits] = inputs.logit_rows
         self._memory.copy_(to_device(host, self._memory.device))
+        if handed is not None:
+            handed.put_into(self._token_ids)
         assert self._replay is not None
         self._replay()
         assert self._logits is not None
@@ -161,15 +163,15 @@ class GraphForward:
         for shape in reversed(self._graphs):
             self._graphs[shape].record(capture)
 
-    def run(self, inputs: StepInputs) -> torch.Tensor:
+    def run(self, inputs: StepInputs, handed: HandedTokens | None = None) -> torch.Tensor:
         if len(inputs.logit_rows):
             for shape, graph in self._graphs.items():
                 if shape.holds(inputs):
-                    logits = graph.run(inputs)
+                    logits = graph.run(inputs, handed)
                     if logits is not None:
                         return logits
                     break
-        return self._eager.run(inputs)
+        return self._eager.run(inputs, handed)
 
 
 def record_cuda_graphs(

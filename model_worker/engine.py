@@ -16,7 +16,8 @@ from cache_store.cache import Cache
 from cache_store.events import CacheEvent
 from cache_store.stats import TierStats
 from model_worker.admission import EngineLimits, capacity_refusal, decode_ids, refusal
-from model_worker.batch import ScheduledBatch, StepResult
+from model_worker.batch import ScheduledBatch
+from model_worker.launched_steps import LaunchedStep, LaunchedSteps
 from model_worker.model_runner import Runner
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import (
@@ -59,9 +60,14 @@ class Engine:
         pacer: PrefillPacer,
         limits: EngineLimits,
         clock: Callable[[], float],
+        *,
+        runs_ahead: bool = False,
     ) -> None:
+        """``runs_ahead``: a step is launched before the result of the one in front of it is taken,
+        so that the device has something to do while the host does its part."""
         self._scheduler = scheduler
-        self._runner = runner
+        self._steps = LaunchedSteps(runner, max_open=1 if runs_ahead else 0)
+        self._runs_ahead = runs_ahead
         self._cache = cache
         self._pacer = pacer
         self._limits = limits
@@ -71,12 +77,13 @@ class Engine:
         self._num_arrived = 0
         self._num_steps = 0
         self._step_s = 0.0
+        self._finished_s = -math.inf  # when the last step was
         self._num_failed_in_row = 0
         self._is_stalled = False
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or bool(self._steps)
 
     @property
     def is_stalled(self) -> bool:
@@ -91,29 +98,24 @@ class Engine:
     # ------------------------------------------------------------------ the life of the engine
 
     def step(self) -> None:
-        """Raises EngineError after MAX_FAILED_STEPS failures in a row."""
+        """Launch the next step, and complete those that are due.
+
+        Raises EngineError after MAX_FAILED_STEPS failures in a row.
+        """
         started_s = self._clock()
         self._cache.advance()
         batch = self._scheduler.schedule()
-        self._is_stalled = not batch.scheduled
-        if not batch.scheduled:
+        num_open = 0
+        if batch.scheduled:
+            num_open = self._steps.launch(batch, started_s)
+            self._note_admissions(batch, started_s)
+            if self._runs_ahead:
+                self._pacer.costs.record_launch(self._clock() - started_s)
+        self._is_stalled = not self._steps
+        if self._is_stalled:
             self._end_what_cannot_start()
-            return
-        result = self._execute(batch, started_s)
-        if result is None:
-            return
-        updates = self._scheduler.update(batch, result)
-        finished_s = self._clock()
-        self._pacer.record(
-            batch.num_decode_tokens,
-            batch.num_prefill_tokens,
-            finished_s - started_s,
-            batch.num_draft_tokens,
-        )
-        self._num_steps += 1
-        self._step_s = finished_s - started_s
-        for update in updates:
-            self._report(update, finished_s)
+        while len(self._steps) > num_open:
+            self._complete(self._steps.take())
 
     def take_outputs(self) -> dict[str, list[RequestOutput]]:
         """What each link is to be told since the last call."""
@@ -250,26 +252,44 @@ class Engine:
             if item.request.admitted_s is None:
                 item.request.admitted_s = now_s
 
-    def _execute(self, batch: ScheduledBatch, started_s: float) -> StepResult | None:
-        """None where the model failed: the step's requests have been ended with the reason."""
+    def _complete(self, step: LaunchedStep) -> None:
+        """Wait for it, and tell of it."""
+        batch = step.batch
         try:
-            pending = self._runner.launch(batch)
-            self._note_admissions(batch, started_s)  # what needs no result, while it is computed
-            result = pending.result()
-            self._num_failed_in_row = 0
-            return result
+            result = step.pending.result()
         except Exception as error:
-            self._num_failed_in_row += 1
-            if self._num_failed_in_row == MAX_FAILED_STEPS:
-                raise EngineError(f"{MAX_FAILED_STEPS} steps failed in a row") from error
-            # Whatever it was, its batch is lost and the rest is not: nothing of this step was
-            # committed, and the blocks it wrote are private to the requests that end here.
-            logger.exception("a step failed; its %d requests end", len(batch.scheduled))
+            self._fail((batch, *self._steps.abandon()), error)
+            return
+        self._num_failed_in_row = 0
+        updates = self._scheduler.update(batch, result)
+        finished_s = self._clock()
+        # Behind another step it could not begin before that one was done.
+        step_s = finished_s - max(step.started_s, self._finished_s)
+        self._pacer.record(
+            batch.num_decode_tokens, batch.num_prefill_tokens, step_s, batch.num_draft_tokens
+        )
+        self._num_steps += 1
+        self._step_s, self._finished_s = step_s, finished_s
+        for update in updates:
+            if update is not None:
+                self._report(update, finished_s)
+
+    def _fail(self, batches: Sequence[ScheduledBatch], error: Exception) -> None:
+        """End the requests of the step that failed and of the one behind it, which was made from
+        the same requests. Nothing of these was committed, and the blocks that they wrote are
+        private to the requests that end here, so the others go on."""
+        for batch in batches:
+            self._scheduler.discard(batch)
+        self._num_failed_in_row += 1
+        if self._num_failed_in_row == MAX_FAILED_STEPS:
+            raise EngineError(f"{MAX_FAILED_STEPS} steps failed in a row") from error
+        keys = {item.request.key: item.request for batch in batches for item in batch.scheduled}
+        live = [request for key, request in keys.items() if self._requests.get(key) is request]
+        logger.error("a step failed; its %d requests end", len(live), exc_info=error)
         failure = RequestError(code=ErrorCode.INTERNAL, message="the model failed on this step")
-        for item in batch.scheduled:
-            self._scheduler.abort(item.request)
-            self._end(item.request.key, FinishReason.ERROR, failure)
-        return None
+        for request in live:
+            self._scheduler.abort(request)
+            self._end(request.key, FinishReason.ERROR, failure)
 
     def _end_what_cannot_start(self) -> None:
         """Nothing runs, nothing is moving, and the oldest does not fit: it never will."""

@@ -6,6 +6,7 @@ of requests or of why these rows are computed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,9 +17,23 @@ from model_worker.host_copy import to_device
 from model_worker.step_inputs import StepInputs
 
 
+@dataclass(frozen=True, slots=True)
+class HandedTokens:
+    """Token ids that the step before has drawn, and that only the device knows: those of the rows
+    ``rows`` are ``token_ids``, both int64 (n,) on it."""
+
+    rows: torch.Tensor
+    token_ids: torch.Tensor
+
+    def put_into(self, token_ids: torch.Tensor) -> None:
+        """``token_ids`` int64 (rows of the step or more,), on the same device."""
+        token_ids.index_copy_(0, self.rows, self.token_ids)
+
+
 class Forward(Protocol):
-    def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits (logit_rows, vocab) on the device, good until the next call."""
+    def run(self, inputs: StepInputs, handed: HandedTokens | None = None) -> torch.Tensor:
+        """Logits (logit_rows, vocab) on the device, good until the next call. ``handed`` takes the
+        place of the token ids of ``inputs.drawn_rows``."""
         ...
 
 
@@ -32,8 +47,10 @@ class EagerForward:
         self._backend = backend
         self._device = device
 
-    def run(self, inputs: StepInputs) -> torch.Tensor:
+    def run(self, inputs: StepInputs, handed: HandedTokens | None = None) -> torch.Tensor:
         token_ids, positions, slots = to_device(inputs.per_token, self._device)
+        if handed is not None:
+            handed.put_into(token_ids)
         metadata = AttentionMetadata(
             backend=self._backend,
             slot_mapping=slots,

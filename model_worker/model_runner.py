@@ -12,9 +12,11 @@ from typing import Protocol
 import torch
 
 from cache_store.tiers.device import DeviceTier
-from model_worker.batch import ScheduledBatch, StepResult
+from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
+from model_worker.drawn_tokens import DrawnTokens
 from model_worker.forward import Forward
-from model_worker.sampler import Sampler
+from model_worker.host_copy import ToHost
+from model_worker.sampler import Sampler, accepted_runs
 from model_worker.step_inputs import step_inputs
 
 
@@ -30,8 +32,9 @@ class Runner(Protocol):
     """The seam between engine and model; tests put a scripted one behind it."""
 
     def launch(self, batch: ScheduledBatch) -> PendingStep:
-        """Have the batch's KV computed. Steps are carried out in the order of their launch; on a
-        CPU this one is complete when the call returns."""
+        """Have the batch's KV computed and its tokens drawn. Steps are carried out in the order of
+        their launch, and each may take tokens that the one before it draws; on a CPU this one is
+        complete when the call returns."""
         ...
 
 
@@ -53,41 +56,33 @@ class ModelRunner:
         self._tier = tier
         self._sampler = sampler
         self._block_size = tier.spec.block_size
+        device = tier.keys.device
+        self._drawn = DrawnTokens((), torch.empty(0, dtype=torch.int64, device=device))
 
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> PendingStep:
         self._tier.copy_rows(batch.copies)
         logits = self._forward(batch)
-        return _LaunchedStep(batch, logits, self._sampler, _mark_of(logits.device))
+        ending = [item for item in batch.scheduled if item.reaches_end]
+        # Of those that draw nothing the copy is empty, and tells when they are done: their blocks
+        # may be read by other streams, and their time counts, only then.
+        drawn = self._sampler.sample(logits, ending) if ending else self._drawn.token_ids[:0]
+        self._drawn = DrawnTokens(ending, drawn)
+        return _LaunchedStep(batch, ending, ToHost(drawn))
 
     def _forward(self, batch: ScheduledBatch) -> torch.Tensor:
         """Logits (rows that something is sampled from, vocab), in the order of the batch."""
-        return self._model.run(step_inputs(batch, self._block_size))
+        inputs = step_inputs(batch, self._block_size)
+        return self._model.run(inputs, self._drawn.handed_to(batch, inputs.drawn_rows))
 
 
 @dataclass(frozen=True, slots=True)
 class _LaunchedStep:
     batch: ScheduledBatch
-    logits: torch.Tensor
-    sampler: Sampler
-    computed: torch.cuda.Event | None
+    ending: list[ScheduledRequest]
+    drawn: ToHost
 
-    @torch.inference_mode()
     def result(self) -> StepResult:
+        runs = iter(accepted_runs(self.ending, self.drawn.wait().tolist()))
         scheduled = self.batch.scheduled
-        ending = [item for item in scheduled if item.reaches_end]
-        drawn = iter(self.sampler.sample(self.logits, ending) if ending else ())
-        if self.computed is not None:
-            # Where nothing was drawn, nobody has waited yet: the step's blocks may be read by
-            # other streams, and its time counts, only once it is done.
-            self.computed.synchronize()
-        return StepResult(tuple(next(drawn) if item.reaches_end else () for item in scheduled))
-
-
-def _mark_of(device: torch.device) -> torch.cuda.Event | None:
-    """Passed once all that was queued so far is done; None where nothing is queued."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
+        return StepResult(tuple(next(runs) if item.reaches_end else () for item in scheduled))

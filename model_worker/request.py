@@ -39,6 +39,10 @@ class Request:
 
     Invariant: num_computed_tokens < num_tokens while the request lives, since the last token's KV
     is computed by the step that samples the next one.
+
+    Of what a step in flight does only the marks are here: ``num_in_flight_tokens`` are computed in
+    steps whose results are not known, and ``num_placeholders`` of the tokens that they draw have a
+    token after them. All else changes with the result.
     """
 
     key: RequestKey
@@ -54,6 +58,8 @@ class Request:
     prompt_block_hashes: BlockHashes = NO_HASHES
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
+    num_in_flight_tokens: int = 0
+    num_placeholders: int = 0
     num_cached_tokens: int | None = None  # of the admission that was reported, or of the last one
     num_host_tokens: int = 0  # of these, promoted
     num_disk_tokens: int = 0
@@ -112,8 +118,20 @@ class Request:
         return self.lease is not None and not self.lease.is_loading
 
     @property
+    def is_in_flight(self) -> bool:
+        """Whether a step that is not done reads and writes its blocks."""
+        return self.num_in_flight_tokens > 0
+
+    @property
+    def num_launched_tokens(self) -> int:
+        """Computed or being computed: where its next step begins."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
+
+    @property
     def num_uncomputed_tokens(self) -> int:
-        return self.num_tokens - self.num_computed_tokens
+        """Those that no step has computed or is computing; one of them may still be drawn."""
+        known = self.num_tokens - self.num_computed_tokens
+        return known + self.num_placeholders - self.num_in_flight_tokens
 
     def append(self, token_id: int) -> None:
         if self.num_tokens == len(self._buffer):

@@ -22,35 +22,42 @@ from model_worker.host_copy import to_device
 from model_worker.noise import gumbel_noise, noise_keys
 from model_worker.request import Request, TokenIds
 
-# Nucleus filtering looks at this many best tokens first; the whole vocabulary is sorted only for
-# rows whose wanted mass they do not hold.
+# On a CPU nucleus filtering looks at this many best tokens first; the whole vocabulary is sorted
+# only for rows whose wanted mass they do not hold.
 NUCLEUS_CANDIDATES = 1024
 # Rows are taken together up to so many logits: a GPU wants all at once, a CPU what stays in its
 # caches.
 CPU_CHUNK_LOGITS = 2**16
 CUDA_CHUNK_LOGITS = 2**26
+_PROBABILITY_BITS = 30  # of a float32's, those that a number up to one may have set
 
 
 @dataclass(frozen=True, slots=True)
 class LogitRow:
-    """Whose logits a row is: those of the token after the request's own and ``ahead``, tokens that
-    are taken to follow these."""
+    """Whose logits a row is: those of the token after the request's first ``num_tokens`` and
+    ``ahead``, tokens that are taken to follow these.
+
+    The last of the first ``num_tokens`` need not be known yet, unless the request asks for what
+    depends on it.
+    """
 
     request: Request
+    num_tokens: int
     ahead: tuple[int, ...] = ()
 
     @property
     def position(self) -> int:
         """Of the token to be drawn, among the request's output tokens."""
-        return self.request.num_output_tokens + len(self.ahead)
+        return self.num_tokens - self.request.num_prompt_tokens + len(self.ahead)
 
     @property
     def token_ids(self) -> TokenIds:
-        return _followed(self.request.token_ids, self.ahead)
+        assert self.num_tokens <= self.request.num_tokens
+        return _followed(self.request.token_ids[: self.num_tokens], self.ahead)
 
     @property
     def output_token_ids(self) -> TokenIds:
-        return _followed(self.request.output_token_ids, self.ahead)
+        return self.token_ids[self.request.num_prompt_tokens :]
 
 
 def _followed(token_ids: TokenIds, ahead: tuple[int, ...]) -> TokenIds:
@@ -58,28 +65,22 @@ def _followed(token_ids: TokenIds, ahead: tuple[int, ...]) -> TokenIds:
 
 
 class Sampler:
-    def sample(
-        self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]
-    ) -> list[tuple[int, ...]]:
-        """The right drafts of each item, and the token drawn after them.
+    def sample(self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]) -> torch.Tensor:
+        """The token drawn from each row, int64 (rows,), where ``logits`` are.
 
         ``logits`` (sum of the items' num_logit_rows, vocab): each item's are those of the token
-        after its request's last one, then those after each of its drafts. A draft is a guess and no
-        distribution, so it is right exactly if it is what is drawn in its place: the simplest case
-        of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023.
+        after its request's last one, then those after each of its drafts.
         """
         rows = [
-            LogitRow(item.request, item.draft_token_ids[:position])
+            LogitRow(item.request, item.own_stop, item.draft_token_ids[:position])
             for item in ending
             for position in range(item.num_logit_rows)
         ]
-        drawn = iter(self.draw(logits, rows).tolist())
-        runs = [(item, [next(drawn) for _ in range(item.num_logit_rows)]) for item in ending]
-        return [tuple(run[: _num_right(item, run) + 1]) for item, run in runs]
+        return self.draw(logits, rows)
 
     def draw(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> torch.Tensor:
         """The next token of each row, int64 (len(rows),), on the device of ``logits`` (len(rows),
-        vocab). Waits for that device only where a request asks for a nucleus."""
+        vocab). Waits for no other device than a CPU."""
         logits = _penalise(logits, rows)
         is_random = [not row.request.sampling_params.is_greedy for row in rows]
         if not any(is_random):
@@ -90,6 +91,20 @@ class Sampler:
         chosen = [row for row, is_chosen in zip(rows, is_random, strict=True) if is_chosen]
         drawn = _draw_random(logits[numbers], chosen)
         return logits.argmax(dim=-1).index_copy_(0, numbers, drawn)
+
+
+def accepted_runs(
+    ending: Sequence[ScheduledRequest], drawn: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """The right drafts of each item, and the token drawn after them. ``drawn``: of each row.
+
+    A draft is a guess and no distribution, so it is right exactly if it is what is drawn in its
+    place: the simplest case of Leviathan et al., "Fast Inference from Transformers via Speculative
+    Decoding", 2023.
+    """
+    tokens = iter(drawn)
+    runs = [(item, [next(tokens) for _ in range(item.num_logit_rows)]) for item in ending]
+    return [tuple(run[: _num_right(item, run) + 1]) for item, run in runs]
 
 
 def _num_right(item: ScheduledRequest, drawn: Sequence[int]) -> int:
@@ -176,6 +191,9 @@ def _drop_outside_nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> None:
     """Keep the smallest set of likeliest tokens whose probabilities sum to at least ``top_p``
     (rows, 1), with all that equal the last of them; the whole row where it is 1. In place."""
     probabilities = scores.softmax(dim=-1)
+    if scores.device.type != "cpu":
+        scores.masked_fill_(probabilities < _least_of_nucleus(probabilities, top_p), -torch.inf)
+        return
     count = min(NUCLEUS_CANDIDATES, scores.shape[1])
     least, mass = _nucleus_edge(probabilities.topk(count, dim=-1).values, top_p)
     if count < scores.shape[1]:
@@ -185,6 +203,22 @@ def _drop_outside_nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> None:
             least[rows] = _nucleus_edge(ordered, top_p[rows])[0]
     least.masked_fill_(top_p >= 1.0, 0.0)
     scores.masked_fill_(probabilities < least, -torch.inf)
+
+
+def _least_of_nucleus(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The least probability that belongs to the nucleus, (rows, 1); 0 where all do.
+
+    It is the largest that those not below it sum to ``top_p`` with, found bit by bit: floats that
+    are not negative are ordered as their bits are. A sort takes longer, and the best few would not
+    always do, so that somebody would have to wait and look.
+    """
+    bits = probabilities.view(torch.int32)
+    least = torch.zeros_like(top_p, dtype=torch.int32)
+    for bit in reversed(range(_PROBABILITY_BITS)):
+        larger = least | (1 << bit)
+        mass = torch.where(bits >= larger, probabilities, 0.0).sum(dim=-1, keepdim=True)
+        least = torch.where(mass >= top_p, larger, least)
+    return least.view(torch.float32).masked_fill_(top_p >= 1.0, 0.0)
 
 
 def _nucleus_edge(ordered: torch.Tensor, top_p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

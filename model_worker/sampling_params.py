@@ -68,6 +68,13 @@ class SamplingParams(
     def is_greedy(self) -> bool:
         return self.temperature < MIN_TEMPERATURE
 
+    @property
+    def needs_output_tokens(self) -> bool:
+        """Whether a token cannot be drawn before those in front of it are known to the host."""
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        )
+
     def violation(self, vocab_size: int) -> tuple[str, str] | None:
         """The first field out of range as (field, what is allowed), or None."""
         for field, low, high in (

@@ -2,7 +2,8 @@
 
 Owns the waiting and running queues, admission, preemption and the requests' counters. There is no
 prefill or decode phase: each request's num_computed_tokens catches up with its tokens (the rule of
-vLLM's scheduler). Knows nothing of tensors, text or links.
+vLLM's scheduler). A step may be scheduled while the one before it is in flight: see in_flight.
+Knows nothing of tensors, text or links.
 
 Promises: requests are admitted in order of arrival; the oldest running request always progresses;
 the youngest is preempted, and what it had computed stays in the tree; every request ends. A request
@@ -16,16 +17,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
-from msgspec.structs import replace
 
 from cache_store.cache import Cache, Lease, RowCopy
 from cache_store.prefix_match import PrefixMatch
+from model_worker.answer_end import take_over
 from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
 from model_worker.coalescer import Coalescer
+from model_worker.in_flight import InFlight
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import FinishReason
 from model_worker.request import Request, RequestStatus
-from model_worker.speculation import Speculator, max_num_drafts
+from model_worker.speculation import Speculator, add_drafts
 
 
 class RequestUpdate(msgspec.Struct, frozen=True):
@@ -46,6 +48,9 @@ class SchedulerCounters:
     coalesced_requests: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0  # drafts that became part of an answer
+
+
+NOTHING = ScheduledBatch((), (), 0, 0)
 
 
 def _age(request: Request) -> int:
@@ -75,6 +80,7 @@ class Scheduler:
         self._speculator = speculator
         self._waiting: list[Request] = []  # by age
         self._running: list[Request] = []  # by age
+        self._in_flight = InFlight()
         self.counters = SchedulerCounters()
 
     @property
@@ -93,7 +99,8 @@ class Scheduler:
         return self._waiting[0] if self._waiting else None
 
     def leases(self) -> list[Lease]:
-        return [request.lease for request in self._running if request.lease is not None]
+        holders = (*self._running, *self._in_flight.leaving)
+        return [request.lease for request in holders if request.lease is not None]
 
     def add(self, request: Request) -> None:
         insort(self._waiting, request, key=_age)
@@ -101,11 +108,18 @@ class Scheduler:
     # ------------------------------------------------------------------ before a step
 
     def schedule(self) -> ScheduledBatch:
-        """The next step. Empty when nothing can run now: all that is left waits for transfers, or
-        nothing runs and nothing waiting can be admitted."""
+        """The next step, of which ``update`` or ``discard`` is told in the end; at most one other
+        may be in flight. Empty when nothing can run now: the result of the step in flight has to be
+        known first, all that is left waits for transfers, or nothing runs and nothing waiting can
+        be admitted."""
+        if self._in_flight and self._in_flight.is_awaited(self._speculator):
+            return NOTHING
         budget = self._pacer.prefill_budget(self._look_over_running())
         preemptions = self.counters.preemptions
-        scheduled, budget = self._advance_running(budget)
+        advanced = self._advance_running(budget)
+        if advanced is None:
+            return NOTHING
+        scheduled, budget = advanced
         if not self._running:
             # Also where the last one gave up its blocks: duplicates of the tree's were among them,
             # without which it fits.
@@ -113,15 +127,18 @@ class Scheduler:
         elif self.counters.preemptions == preemptions:
             # What was just taken from the youngest is not given to the next in line.
             self._admit_waiting(scheduled, budget)
-        num_decode = sum([item.request.num_uncomputed_tokens == 1 for item in scheduled])
+        num_decode = sum([i.reaches_end and i.num_scheduled_tokens == 1 for i in scheduled])
         num_prefill = sum([item.num_scheduled_tokens for item in scheduled]) - num_decode
         num_drafts = 0
         if self._speculator is not None:
             # Last, so that drafts have what is left of the step and nobody waits for their sake.
             budget = self._pacer.prefill_budget(num_decode) - num_prefill
-            num_drafts = self._add_drafts(self._speculator, scheduled, budget)
+            num_drafts = add_drafts(self._speculator, self._cache, scheduled, budget)
         copies = tuple(_pending_copies(scheduled))
-        return ScheduledBatch(tuple(scheduled), copies, num_decode, num_prefill, num_drafts)
+        batch = ScheduledBatch(tuple(scheduled), copies, num_decode, num_prefill, num_drafts)
+        if scheduled:
+            self._in_flight.begin(batch)
+        return batch
 
     def _look_over_running(self) -> int:
         """Admit those anew whose blocks did not come back, which are computed then; the number of
@@ -136,8 +153,10 @@ class Scheduler:
                 num_decode += 1
         return num_decode
 
-    def _advance_running(self, budget: int) -> tuple[list[ScheduledRequest], int]:
-        """Oldest first; returns what was scheduled and the prefill tokens left."""
+    def _advance_running(self, budget: int) -> tuple[list[ScheduledRequest], int] | None:
+        """Oldest first; what was scheduled and the prefill tokens left. None where room is lacking
+        under a step in flight: nobody is preempted before its result is known, and then the oldest
+        comes first again."""
         scheduled = []
         for request in tuple(self._running):
             if request.status is not RequestStatus.RUNNING:
@@ -146,11 +165,15 @@ class Scheduler:
                 continue
             num_left = request.num_uncomputed_tokens
             count = 1 if num_left == 1 else min(num_left, budget)
-            if count == 0 or not self._make_room(request, request.num_computed_tokens + count):
+            if count == 0:
+                continue
+            if not self._make_room(request, request.num_launched_tokens + count):
+                if self._in_flight:
+                    return None
                 continue
             if num_left > 1:
                 budget -= count
-            scheduled.append(ScheduledRequest(request, count))
+            scheduled.append(ScheduledRequest.next_of(request, count))
         return scheduled, budget
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
@@ -158,7 +181,7 @@ class Scheduler:
         blocks are about to become free, for which it waits."""
         assert request.lease is not None
         while not self._cache.allocate(request.lease, num_tokens):
-            if self._cache.is_room_coming:
+            if self._cache.is_room_coming or self._in_flight:
                 return False
             victim = self._running[-1]
             if victim is self._running[0] and self._cache.has_transfers:
@@ -173,6 +196,7 @@ class Scheduler:
         self.counters.preemptions += 1
 
     def _requeue(self, request: Request) -> None:
+        assert not request.is_in_flight
         self._leave_running(request)
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = 0
@@ -202,7 +226,7 @@ class Scheduler:
                 continue
             count = min(request.num_uncomputed_tokens, budget)
             budget -= count
-            scheduled.append(ScheduledRequest(request, count))
+            scheduled.append(ScheduledRequest.next_of(request, count))
 
     def _may_fit(self, request: Request, match: PrefixMatch) -> bool:
         """False where no eviction could make room: asked before acquiring, since that counts as a
@@ -236,38 +260,35 @@ class Scheduler:
         if self._coalescer is not None:
             self._coalescer.lead(request)
 
-    def _add_drafts(
-        self, speculator: Speculator, scheduled: list[ScheduledRequest], budget: int
-    ) -> int:
-        """Guesses behind those whose end is reached; returns how many. None costs anybody a block
-        that is in use: what does not fit is left out."""
-        total = 0
-        for index, draft in speculator.propose(scheduled, budget).items():
-            item = scheduled[index]
-            lease = item.request.lease
-            assert lease is not None
-            assert item.reaches_end
-            assert len(draft) <= max_num_drafts(item.request)
-            if not self._cache.allocate(lease, item.request.num_tokens, len(draft)):
-                continue
-            scheduled[index] = replace(
-                item,
-                num_scheduled_tokens=item.num_scheduled_tokens + len(draft),
-                draft_token_ids=draft,
-            )
-            total += len(draft)
-        assert total <= max(budget, 0)
-        return total
-
     # ------------------------------------------------------------------ after a step
 
-    def update(self, batch: ScheduledBatch, result: StepResult) -> list[RequestUpdate]:
-        """Commit what the step computed and end who is done. Called once the step's tensors are
-        read, so blocks that are freed here are free indeed."""
+    def update(self, batch: ScheduledBatch, result: StepResult) -> list[RequestUpdate | None]:
+        """Commit what the step computed and end who is done; in the order of the batch, None for
+        requests that had ended before. Called once the step is done, so what is freed here is free
+        indeed: who has a row in the step behind keeps its blocks."""
+        self._in_flight.end(batch)
         return [
-            self._update(item, token_ids)
+            None if self._has_left(item) else self._update(item, token_ids)
             for item, token_ids in zip(batch.scheduled, result.token_ids, strict=True)
         ]
+
+    def discard(self, batch: ScheduledBatch) -> None:
+        """The step failed: nothing of it counts, and its requests are as they were before it."""
+        self._in_flight.end(batch)
+        for item in batch.scheduled:
+            if item.request.status is RequestStatus.FINISHED:
+                self._let_go(item.request)
+
+    def _has_left(self, item: ScheduledRequest) -> bool:
+        """Whether its request ended before the step did. What that drew is nobody's, but what it
+        computed of an aborted prompt stays: of anything else, there is just the last token."""
+        request = item.request
+        if request.status is not RequestStatus.FINISHED:
+            return False
+        num_computed = min(item.own_stop, request.num_tokens - 1)
+        self._commit(request, max(0, num_computed - request.num_computed_tokens))
+        self._let_go(request)
+        return True
 
     def _update(self, item: ScheduledRequest, token_ids: tuple[int, ...]) -> RequestUpdate:
         request = item.request
@@ -278,7 +299,8 @@ class Scheduler:
             self._commit(request, item.num_own_tokens)
             self._finish(request)
             return RequestUpdate(request, (), is_first_admission, FinishReason.LENGTH)
-        taken, reason = self._append(request, token_ids)
+        taken, reason = take_over(request, token_ids, self._eos_token_ids)
+        self.counters.generated_tokens += len(taken)
         # The last token's KV is not computed, or, where it was a draft, not counted: an answer
         # leaves the same behind with drafts and without.
         num_right = max(len(taken) - 1, 0)
@@ -289,21 +311,6 @@ class Scheduler:
             self._finish(request)
         stop_token_id = taken[-1] if reason is FinishReason.STOP else None
         return RequestUpdate(request, taken, is_first_admission, reason, stop_token_id)
-
-    def _append(
-        self, request: Request, token_ids: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], FinishReason | None]:
-        """Take over ``token_ids`` up to the one that ends the request; those taken, and the end."""
-        reason = None
-        count = 0
-        for token_id in token_ids:
-            request.append(token_id)
-            count += 1
-            reason = self._finish_reason(request, token_id)
-            if reason is not None:
-                break
-        self.counters.generated_tokens += count
-        return token_ids[:count], reason
 
     def _verified(self, item: ScheduledRequest, num_accepted: int) -> None:
         assert self._speculator is not None
@@ -326,20 +333,11 @@ class Scheduler:
             if self._coalescer is not None:
                 self._coalescer.advance(request, before)
 
-    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
-        params = request.sampling_params
-        if token_id in params.stop_token_ids:
-            return FinishReason.STOP
-        if token_id in self._eos_token_ids and not params.ignore_eos:
-            return FinishReason.STOP
-        if request.num_tokens >= request.max_num_tokens:
-            return FinishReason.LENGTH
-        return None
-
     # ------------------------------------------------------------------ at any time between steps
 
     def abort(self, request: Request) -> None:
-        """End a request that is waiting or running; its computed blocks stay in the tree."""
+        """End a request that is waiting or running; its computed blocks stay in the tree. One that
+        is in flight keeps its blocks until the step is done."""
         self._finish(request)
 
     def _finish(self, request: Request) -> None:
@@ -352,8 +350,18 @@ class Scheduler:
             self._speculator.forget(request)
 
     def _leave_running(self, request: Request) -> None:
-        assert request.lease is not None
         self._running.remove(request)
+        if request.is_in_flight:
+            self._in_flight.keep(request)
+        else:
+            self._release(request)
+
+    def _let_go(self, request: Request) -> None:
+        if self._in_flight.let_go(request):
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        assert request.lease is not None
         if self._coalescer is not None:
             self._coalescer.leave(request)
         self._cache.release(request.lease, request.token_ids, request.num_computed_tokens)
@@ -372,7 +380,8 @@ class Scheduler:
             assert request.status is RequestStatus.WAITING
             assert request.lease is None
             assert request.num_computed_tokens == 0
-        if not self._running and self._coalescer is not None:
+        self._in_flight.check_integrity()
+        if not self.leases() and self._coalescer is not None:
             assert len(self._coalescer) == 0
         self._cache.check_integrity(self.leases())
 
@@ -380,5 +389,7 @@ class Scheduler:
 def _pending_copies(scheduled: Iterable[ScheduledRequest]) -> Iterable[RowCopy]:
     for item in scheduled:
         lease = item.request.lease
-        if lease is not None and lease.pending_copy is not None:
+        assert lease is not None
+        # Of a request in flight it is being made.
+        if lease.pending_copy is not None and not item.request.is_in_flight:
             yield lease.pending_copy

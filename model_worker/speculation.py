@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from cache_store.cache import Cache
 from model_worker.batch import ScheduledRequest
 from model_worker.draft_account import (
@@ -37,8 +39,13 @@ class Speculator(Protocol):
     ) -> Mapping[int, tuple[int, ...]]:
         """Drafts by index into ``scheduled``, none of them empty and ``budget`` tokens in all.
 
-        Only for items that reach their end, each with at most ``max_num_drafts``.
+        Only for items that ``may_have_drafts``, each with at most ``max_num_drafts``.
         """
+        ...
+
+    def expects_drafts(self, in_flight: Sequence[ScheduledRequest]) -> bool:
+        """Whether drafts behind the tokens that these are drawing promise more than it costs to
+        wait until these are known."""
         ...
 
     def verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
@@ -50,9 +57,38 @@ class Speculator(Protocol):
         ...
 
 
+def may_have_drafts(item: ScheduledRequest) -> bool:
+    """Drafts follow a request's last token, and that one has to be known."""
+    return item.reaches_end and not item.takes_drawn
+
+
 def max_num_drafts(request: Request) -> int:
     """As many as can still become part of the answer: a step samples one more than its drafts."""
     return request.max_num_tokens - request.num_tokens - 1
+
+
+def add_drafts(
+    speculator: Speculator, cache: Cache, scheduled: list[ScheduledRequest], budget: int
+) -> int:
+    """Guesses behind those whose end is reached; returns how many. None costs anybody a block that
+    is in use: what does not fit is left out."""
+    total = 0
+    for index, draft in speculator.propose(scheduled, budget).items():
+        item = scheduled[index]
+        lease = item.request.lease
+        assert lease is not None
+        assert may_have_drafts(item)
+        assert len(draft) <= max_num_drafts(item.request)
+        if not cache.allocate(lease, item.request.num_tokens, len(draft)):
+            continue
+        scheduled[index] = replace(
+            item,
+            num_scheduled_tokens=item.num_scheduled_tokens + len(draft),
+            draft_token_ids=draft,
+        )
+        total += len(draft)
+    assert total <= max(budget, 0)
+    return total
 
 
 @dataclass(slots=True)
@@ -76,6 +112,7 @@ class _StepPlan:
     token_s: float  # what each of their tokens takes without drafts
     num_left: int  # tokens that the step may still carry
     num_drafts: int = 0
+    gain: float = 0.0  # tokens that they are expected to bring more than they cost
 
 
 class AdaptiveSpeculator:
@@ -99,17 +136,42 @@ class AdaptiveSpeculator:
     def propose(
         self, scheduled: Sequence[ScheduledRequest], budget: int
     ) -> Mapping[int, tuple[int, ...]]:
-        started_s = self._clock()
-        ending = [index for index, item in enumerate(scheduled) if item.reaches_end]
-        step_s = self._costs.decode_step_s(len(ending))
-        if not ending or budget <= 0 or not step_s:
+        plan = self._plan(sum([item.reaches_end for item in scheduled]), budget)
+        if plan is None:
             return {}
-        plan = _StepPlan(len(ending), step_s / len(ending), budget)
+        requests = {
+            index: item.request for index, item in enumerate(scheduled) if may_have_drafts(item)
+        }
+        return self._drafts(requests, plan)
+
+    def expects_drafts(self, in_flight: Sequence[ScheduledRequest]) -> bool:
+        """By what is known to follow the tokens so far: those being drawn are likely its first."""
+        plan = self._plan(len(in_flight), MAX_DRAFT_TOKENS * len(in_flight))
+        if plan is None:
+            return False
+        drafts = self._drafts({i: item.request for i, item in enumerate(in_flight)}, plan)
+        cost = self._costs.launch_s / plan.token_s
+        if plan.gain <= cost:
+            return False
+        self._charge([self._guesses[in_flight[index].request] for index in drafts], cost)
+        return True
+
+    def _plan(self, num_requests: int, budget: int) -> _StepPlan | None:
+        """None where there is nothing to be won, or nothing known of what it costs."""
+        step_s = self._costs.decode_step_s(num_requests)
+        if num_requests == 0 or budget <= 0 or not step_s:
+            return None
+        return _StepPlan(num_requests, step_s / num_requests, budget)
+
+    def _drafts(
+        self, requests: Mapping[int, Request], plan: _StepPlan
+    ) -> Mapping[int, tuple[int, ...]]:
+        """Those that promise most, within the plan, which takes account of them."""
+        started_s = self._clock()
         searched: list[_Guesses] = []
         found: dict[int, list[Draft]] = {}
-        for index in ending:
-            request = scheduled[index].request
-            limit = min(max_num_drafts(request), budget, MAX_DRAFT_TOKENS)
+        for index, request in requests.items():
+            limit = min(max_num_drafts(request), plan.num_left, MAX_DRAFT_TOKENS)
             guesses = self._guesses_of(request)
             if limit <= 0 or guesses.account.credit(request.num_output_tokens) <= 0.0:
                 continue
@@ -120,7 +182,7 @@ class AdaptiveSpeculator:
         for num_done, (index, drafts) in enumerate(found.items()):
             # An even share of what is left: the oldest must not take it all.
             share = max(1, plan.num_left // (len(found) - num_done))
-            draft = self._choose(scheduled[index].request, drafts, min(share, plan.num_left), plan)
+            draft = self._choose(requests[index], drafts, min(share, plan.num_left), plan)
             if draft:
                 chosen[index] = draft
         self._charge(searched, (self._clock() - started_s) / plan.token_s)
@@ -164,6 +226,7 @@ class AdaptiveSpeculator:
         guesses.draft_cost = self._cost(best.length, plan) / best.length
         plan.num_drafts += best.length
         plan.num_left -= best.length
+        plan.gain += best.gain
         return best_draft.token_ids[: best.length]
 
     def _cost(self, num_drafts: int, plan: _StepPlan) -> float:

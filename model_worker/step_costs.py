@@ -1,7 +1,8 @@
 """What steps take on this machine, by what they compute.
 
 Owns running averages over the very steps the engine runs: of a decode step by its size, of what
-each prefill token adds to it, and of what each draft does. Knows nothing of requests.
+each prefill token adds to it, of what each draft does, and of what the host needs to launch one.
+Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -30,17 +31,28 @@ class StepCosts:
         self._decode_step_s: dict[int, _Average] = {}  # by bit length of the decoding requests
         self._prefill_token_s = _Average()
         self._draft_s: dict[int, _Average] = {}  # by bit length of all rows of the step
+        self._launch_s = _Average()
 
     def clear(self) -> None:
         """Forget all: what was measured is no longer what steps take."""
         self._decode_step_s.clear()
         self._draft_s.clear()
         self._prefill_token_s.value = None
+        self._launch_s.value = None
 
     @property
     def prefill_token_s(self) -> float | None:
         """What a prefill token adds to a step."""
         return self._prefill_token_s.value
+
+    @property
+    def launch_s(self) -> float:
+        """What the host needs before the device has a step to compute, for which the device waits
+        where nothing is launched ahead; 0 where that was never measured."""
+        return self._launch_s.value or 0.0
+
+    def record_launch(self, seconds: float) -> None:
+        self._launch_s.add(seconds)
 
     def decode_step_s(self, num_decode_tokens: int) -> float | None:
         """The measured step of this size, else of the nearest measured one."""

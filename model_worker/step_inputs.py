@@ -7,7 +7,7 @@ rest of the engine. Knows nothing of tensors, devices or models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -18,6 +18,7 @@ from model_worker.batch import ScheduledBatch
 from model_worker.request import TokenIds
 
 Int64s = npt.NDArray[np.int64]
+_PLACEHOLDER = (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,14 @@ class StepInputs:
     token ids, their positions, and the slots (block_id * block_size + row) that their KV goes to.
 
     ``logit_rows``: int64 (sum of num_logit_rows,), the rows that something is sampled from.
-    ``spans``: one per scheduled request. All in the order of the batch.
+    ``spans``: one per scheduled request. ``drawn_rows``: int64, the rows whose token ids the step
+    before draws; here they are 0. All in the order of the batch.
     """
 
     per_token: Int64s
     logit_rows: Int64s
     spans: tuple[SequenceSpan, ...]
+    drawn_rows: Int64s = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 def step_inputs(batch: ScheduledBatch, block_size: int) -> StepInputs:
@@ -42,10 +45,11 @@ def step_inputs(batch: ScheduledBatch, block_size: int) -> StepInputs:
         request = item.request
         assert request.lease is not None
         table = request.lease.block_ids
-        start = request.num_computed_tokens
+        start = item.start
         stop = start + item.num_scheduled_tokens
         first, end = start // block_size, (stop - 1) // block_size + 1
-        tokens.append(request.token_ids[start:stop])
+        own = _PLACEHOLDER if item.takes_drawn else request.token_ids[start : item.own_stop]
+        tokens.append(own)
         if item.draft_token_ids:
             tokens.append(item.draft_token_ids)
         starts.append(start)
@@ -65,8 +69,10 @@ def step_inputs(batch: ScheduledBatch, block_size: int) -> StepInputs:
     per_token[2] = all_blocks[block] * block_size + row
     num_logit_rows = [item.num_logit_rows for item in batch.scheduled]
     logit_rows = _joined_ranges(stops - num_logit_rows, num_logit_rows)
-    spans = tuple(map(SequenceSpan, (stops - counts).tolist(), counts, starts, tables))
-    return StepInputs(per_token, logit_rows, spans)
+    first_rows = np.asarray(stops - counts, dtype=np.int64)
+    spans = tuple(map(SequenceSpan, first_rows.tolist(), counts, starts, tables))
+    drawn = [index for index, item in enumerate(batch.scheduled) if item.takes_drawn]
+    return StepInputs(per_token, logit_rows, spans, first_rows[np.array(drawn, dtype=np.int64)])
 
 
 def _joined_ranges(starts: npt.ArrayLike, counts: list[int]) -> Int64s:

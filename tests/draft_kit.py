@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from model_worker.batch import ScheduledRequest
 from model_worker.request import Request
-from model_worker.speculation import max_num_drafts
+from model_worker.speculation import max_num_drafts, may_have_drafts
 
 Guess = Callable[[Request], Sequence[int]]
 
@@ -30,13 +30,18 @@ class ScriptedSpeculator:
         drafts = {}
         for index, item in enumerate(scheduled):
             limit = min(budget, max_num_drafts(item.request))
-            if not item.reaches_end or limit <= 0:
+            if not may_have_drafts(item) or limit <= 0:
                 continue
             draft = tuple(int(token) for token in self._guess(item.request))[:limit]
             if draft:
                 drafts[index] = draft
                 budget -= len(draft)
         return drafts
+
+    def expects_drafts(self, in_flight: Sequence[ScheduledRequest]) -> bool:
+        """For some requests, and for these at each other token: there are no drafts without."""
+        lengths = [item.own_stop for item in in_flight if item.request.order % 2]
+        return any(length % 2 for length in lengths)
 
     def verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         assert 0 <= num_accepted <= num_drafts

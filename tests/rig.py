@@ -36,14 +36,15 @@ from model_worker.compiled.weights import fits
 from model_worker.engine import Engine
 from model_worker.forward import EagerForward, Forward
 from model_worker.lower_tiers import WorkerTiers, build_lower_tiers
-from model_worker.model_runner import ModelRunner
+from model_worker.model_runner import ModelRunner, Runner
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import AddRequest, RequestOutput, SamplingParams, WorkerConfig
 from model_worker.request import Request
-from model_worker.sampler import Sampler
+from model_worker.sampler import Sampler, accepted_runs
 from model_worker.scheduler import Scheduler
 from model_worker.speculation import Speculator
 from model_worker.step_costs import StepCosts
+from tests.deferred import DeferredRunner
 
 MAX_LOGIT_DIFFERENCE = 2e-4
 TIE_GAP = 4e-4
@@ -111,26 +112,19 @@ class TeacherSampler(Sampler):
         self.references: dict[str, Reference] = {}
         self.report = GateReport(tolerance)
 
-    def sample(
-        self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]
-    ) -> list[tuple[int, ...]]:
+    def sample(self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]) -> torch.Tensor:
         drawn = super().sample(logits, ending)
-        rows = logits.cpu().split([item.num_logit_rows for item in ending])
-        return [
-            self._judge_run(own_rows, item.request, run)
-            for own_rows, item, run in zip(rows, ending, drawn, strict=True)
-        ]
-
-    def _judge_run(
-        self, rows: torch.Tensor, request: Request, run: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        """Up to the first token that is not the reference's: what follows had another history."""
-        told = []
-        for index, token in enumerate(run):
-            told.append(self._judge(rows[index], request, request.num_output_tokens + index, token))
-            if told[-1] != token:
-                break
-        return tuple(told)
+        told = drawn.tolist()
+        rows = logits.cpu()
+        first = 0
+        for item, run in zip(ending, accepted_runs(ending, told), strict=True):
+            for index in range(first, first + len(run)):
+                position = item.own_stop - item.request.num_prompt_tokens + index - first
+                told[index] = self._judge(rows[index], item.request, position, run[index - first])
+                if told[index] != run[index - first]:
+                    break  # it is no draft: what follows had another history, and is not told
+            first += item.num_logit_rows
+        return torch.tensor(told, device=drawn.device)
 
     def _judge(self, row: torch.Tensor, request: Request, position: int, token: int) -> int:
         reference = self.references[request.key.request_id]
@@ -170,6 +164,7 @@ class RigOptions:
     host_dtype: str = "exact"
     kv_dtype: str = "float32"  # or int8
     is_compiled: bool = True
+    runs_ahead: bool = False  # on a CPU over a device that computes as late as it may
 
 
 class EngineRig:
@@ -224,8 +219,19 @@ class EngineRig:
         else:
             with self.paged():
                 forward = make_forward(model, self.tier)
-        runner = ModelRunner(forward, self.tier, self.sampler)
-        self.engine = Engine(self.scheduler, runner, self.cache, pacer, limits, time.monotonic)
+        runner: Runner = ModelRunner(forward, self.tier, self.sampler)
+        if options.runs_ahead and options.device == "cpu":
+            runner = DeferredRunner(runner)
+        self.runner = runner
+        self.engine = Engine(
+            self.scheduler,
+            runner,
+            self.cache,
+            pacer,
+            limits,
+            time.monotonic,
+            runs_ahead=options.runs_ahead,
+        )
         self.outputs: dict[str, list[RequestOutput]] = {}
 
     def _forward(self, model: PreTrainedModel, backend: AttentionBackend) -> Forward:

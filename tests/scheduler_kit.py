@@ -38,6 +38,7 @@ from model_worker.request import Request
 from model_worker.scheduler import Scheduler
 from model_worker.speculation import Speculator
 from model_worker.step_costs import StepCosts
+from tests.deferred import DeferredRunner
 
 BLOCK = 4
 VOCAB = 50
@@ -107,43 +108,61 @@ class ScriptedRunner:
         self.fails_next = False
         # (cached, host, disk) tokens that each request had when it was first computed
         self.found: dict[str, tuple[int, int, int]] = {}
+        self._drawn: dict[Request, int] = {}  # by the step before
+        self.broken: list[AssertionError] = []
 
     def launch(self, batch: ScheduledBatch) -> CompletedStep:
         if self.fails_next:
             self.fails_next = False
             raise RuntimeError("scripted failure")
+        try:
+            return self._compute(batch)
+        except AssertionError as error:
+            self.broken.append(error)  # an engine takes it for a step that failed
+            raise
+
+    def _compute(self, batch: ScheduledBatch) -> CompletedStep:
         self.batches.append(batch)
         for item in batch.scheduled:
-            self._note(item.request)
+            self._note(item)
         for copy in batch.copies:
             source = self.rows[copy.source_block_id, : copy.num_rows]
             self.rows[copy.target_block_id, : copy.num_rows] = source
         written: set[int] = set()
         for item in batch.scheduled:
             written |= self._write(item, written)
-        return CompletedStep(StepResult(tuple(self._answer(item) for item in batch.scheduled)))
+        runs = tuple(self._answer(item) for item in batch.scheduled)
+        drawn = zip(batch.scheduled, runs, strict=True)
+        self._drawn = {item.request: run[0] for item, run in drawn if run}
+        return CompletedStep(StepResult(runs))
 
     def _answer(self, item: ScheduledRequest) -> tuple[int, ...]:
         run: list[int] = []
         for draft in (*item.draft_token_ids, None) if item.reaches_end else ():
-            run.append(next_token(self._read(item.request, len(run))))
+            run.append(next_token(self._read(item, len(run))))
             if run[-1] != draft:
                 break
         return tuple(run)
 
-    def _note(self, request: Request) -> None:
+    def _note(self, item: ScheduledRequest) -> None:
+        request = item.request
         lease = request.lease
         assert lease is not None
         assert not lease.is_loading, "computed before its blocks were there"
         assert not lease.has_failed, "computed without its blocks"
-        found = request.num_computed_tokens, lease.num_host_tokens, lease.num_disk_tokens
+        found = item.start, lease.num_host_tokens, lease.num_disk_tokens
         self.found.setdefault(request.key.request_id, found)
 
     def _write(self, item: ScheduledRequest, written: set[int]) -> set[int]:
         request = item.request
         assert request.lease is not None
-        start = request.num_computed_tokens
-        tokens = [*request.token_ids[start : start + item.num_own_tokens], *item.draft_token_ids]
+        start = item.start
+        own = request.token_ids[start : item.own_stop].tolist()
+        if item.takes_drawn:
+            drawn = [self._drawn[request]]
+            assert own in ([], drawn), "not what the host was told"
+            own = drawn
+        tokens = [*own, *item.draft_token_ids]
         assert len(tokens) == item.num_scheduled_tokens
         copied = set() if self.copier is None else self.copier.in_use(Tier.DEVICE)
         slots = set()
@@ -156,12 +175,12 @@ class ScriptedRunner:
             self.rows[block_id, position % BLOCK] = token
         return slots
 
-    def _read(self, request: Request, num_drafts: int) -> list[int]:
-        assert request.lease is not None
-        ids = request.lease.block_ids
+    def _read(self, item: ScheduledRequest, num_drafts: int) -> list[int]:
+        assert item.request.lease is not None
+        ids = item.request.lease.block_ids
         return [
             int(self.rows[ids[position // BLOCK], position % BLOCK])
-            for position in range(request.num_tokens + num_drafts)
+            for position in range(item.own_stop + num_drafts)
         ]
 
 
@@ -180,7 +199,9 @@ class World:
         write_blocks: int = 64,
         prefill_token_s: float | None = None,
         speculator: Speculator | Callable[[Cache, StepCosts], Speculator] | None = None,
+        runs_ahead: bool = False,
     ) -> None:
+        """``runs_ahead``: with a device that computes as late as it may."""
         self.now_s = 0.0
         self.runner = ScriptedRunner(num_blocks)
         sizes = {Tier.HOST: num_host, Tier.DISK: num_disk}
@@ -212,7 +233,16 @@ class World:
             speculator=speculator(self.cache, pacer.costs) if callable(speculator) else speculator,
         )
         limits = EngineLimits("model", BLOCK, MAX_MODEL_LEN, VOCAB, max_num_waiting)
-        self.engine = Engine(self.scheduler, self.runner, self.cache, pacer, limits, self._tick)
+        self.device = DeferredRunner(self.runner)
+        self.engine = Engine(
+            self.scheduler,
+            self.device if runs_ahead else self.runner,
+            self.cache,
+            pacer,
+            limits,
+            self._tick,
+            runs_ahead=runs_ahead,
+        )
         self.outputs: dict[str, list[RequestOutput]] = {}
 
     def _tick(self) -> float:
@@ -252,6 +282,7 @@ class World:
         self.engine.step()
         self.collect()
         self.engine.check_integrity()
+        assert not self.runner.broken, self.runner.broken
 
     def settle(self) -> None:
         """All that is under way arrives, and what follows from it."""

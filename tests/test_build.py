@@ -24,9 +24,10 @@ def parts_of(world: World, max_model_len: int = MAX_MODEL_LEN) -> WorkerParts:
     return cast(WorkerParts, parts)
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("max_model_len", [2, 8, 9, MAX_MODEL_LEN])
-def test_the_trial_leaves_nothing_behind(max_model_len: int) -> None:
-    world = World(is_caching=False)
+def test_the_trial_leaves_nothing_behind(max_model_len: int, runs_ahead: bool) -> None:
+    world = World(is_caching=False, runs_ahead=runs_ahead)
     warm_up(parts_of(world, max_model_len))
     assert world.runner.batches
     stats = world.engine.stats()

@@ -176,12 +176,20 @@ def reference_of(family: str, prompt: tuple[int, ...]) -> Reference:
     return reference_answer(model_of(family), prompt, 6)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt-neox", "phi3-longrope"])
-def test_the_gate_holds_with_graphs(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "runs_ahead"),
+    [("llama", False), ("gpt-neox", False), ("phi3-longrope", False), ("llama", True)],
+)
+def test_the_gate_holds_with_graphs(family: str, runs_ahead: bool) -> None:
     """Cold, warm, in batches and preempted; most steps are replayed."""
     capture = ReplayingCapture()
     options = RigOptions(
-        block_size=BLOCK, num_blocks=40, chunk=70, max_model_len=140, max_num_seqs=6
+        block_size=BLOCK,
+        num_blocks=40,
+        chunk=70,
+        max_model_len=140,
+        max_num_seqs=6,
+        runs_ahead=runs_ahead,
     )
     shapes = graph_shapes(6, 70)
     rig = EngineRig(model_of(family), options, make_forward=captured(capture, shapes, 140))

@@ -16,9 +16,10 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cold_warm_batched_and_preempted(family: str, backend: str) -> None:
+def test_cold_warm_batched_and_preempted(family: str, backend: str, runs_ahead: bool) -> None:
     if backend == "triton":
         pytest.importorskip("triton")
     model = build_model(family).to("cuda")
@@ -35,6 +36,7 @@ def test_cold_warm_batched_and_preempted(family: str, backend: str) -> None:
             max_model_len=100,
             backend=backend,
             device="cuda",
+            runs_ahead=runs_ahead,
         )
         rig = EngineRig(model, options)
         rig.check(references)

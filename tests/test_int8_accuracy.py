@@ -44,9 +44,7 @@ class RecordingSampler(Sampler):
     def __init__(self) -> None:
         self.logits: dict[str, list[torch.Tensor]] = {}
 
-    def sample(
-        self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]
-    ) -> list[tuple[int, ...]]:
+    def sample(self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]) -> torch.Tensor:
         for row, item in zip(logits, ending, strict=True):
             self.logits.setdefault(item.request.key.request_id, []).append(row.clone())
         return super().sample(logits, ending)
@@ -62,9 +60,7 @@ class ForcingSampler(Sampler):
     largest: list[float] = field(default_factory=list)  # logit difference at a position
     mean: list[float] = field(default_factory=list)
 
-    def sample(
-        self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]
-    ) -> list[tuple[int, ...]]:
+    def sample(self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]) -> torch.Tensor:
         tokens = []
         for row, item in zip(logits, ending, strict=True):
             wanted = self.exact[item.request.key.request_id][item.request.num_output_tokens]
@@ -76,7 +72,7 @@ class ForcingSampler(Sampler):
                 self.margins.append(float(wanted.max() - wanted[said]))
             self.largest.append(float(difference.max()))
             self.mean.append(float(difference.mean()))
-        return [(token,) for token in tokens]
+        return torch.tensor(tokens)
 
 
 def prompts() -> dict[str, list[int]]:

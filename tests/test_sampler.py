@@ -12,7 +12,7 @@ from model_worker import sampler
 from model_worker.batch import ScheduledRequest
 from model_worker.noise import gumbel_noise, noise_keys
 from model_worker.request import Request
-from model_worker.sampler import LogitRow, Sampler
+from model_worker.sampler import LogitRow, Sampler, accepted_runs
 from tests.request_kit import make_request
 
 VOCAB = 3000
@@ -24,10 +24,14 @@ def logits(seed: int = 0, rows: int = 1) -> torch.Tensor:
 
 def sample(rows: torch.Tensor, requests: Sequence[Request]) -> list[int]:
     """One token per request, from a row each."""
-    ending = [ScheduledRequest(request, request.num_tokens) for request in requests]
-    runs = Sampler().sample(rows, ending)
-    assert {len(run) for run in runs} == {1}
-    return [run[0] for run in runs]
+    ending = [ScheduledRequest.next_of(request, request.num_tokens) for request in requests]
+    drawn: list[int] = Sampler().sample(rows, ending).tolist()
+    assert accepted_runs(ending, drawn) == [(token,) for token in drawn]
+    return drawn
+
+
+def runs_of(rows: torch.Tensor, ending: Sequence[ScheduledRequest]) -> list[tuple[int, ...]]:
+    return accepted_runs(ending, Sampler().sample(rows, ending).tolist())
 
 
 def draws(row: torch.Tensor, count: int, **params: object) -> list[int]:
@@ -219,7 +223,8 @@ def test_half_precision_logits_give_what_their_float32_gives() -> None:
 
 
 def test_what_is_drawn_stays_on_the_device_until_it_is_asked_for() -> None:
-    drawn = Sampler().draw(logits(rows=3), [LogitRow(request) for request in mixed_requests(3)])
+    rows = [LogitRow(request, request.num_tokens) for request in mixed_requests(3)]
+    drawn = Sampler().draw(logits(rows=3), rows)
     assert (drawn.shape, drawn.dtype, drawn.device.type) == ((3,), torch.int64, "cpu")
 
 
@@ -227,7 +232,9 @@ def test_tokens_ahead_count_as_if_they_were_the_requests_own() -> None:
     rows = logits(8, rows=16)
     ahead = [(4, 9, 4)[: i % 4] for i in range(16)]
     requests = mixed_requests(16)
-    drawn = Sampler().draw(rows, [LogitRow(r, a) for r, a in zip(requests, ahead, strict=True)])
+    drawn = Sampler().draw(
+        rows, [LogitRow(r, r.num_tokens, a) for r, a in zip(requests, ahead, strict=True)]
+    )
     for request, tokens in zip(requests, ahead, strict=True):
         for token in tokens:
             request.append(token)
@@ -235,7 +242,7 @@ def test_tokens_ahead_count_as_if_they_were_the_requests_own() -> None:
 
 
 def drafted(drafts: Sequence[int], request: Request) -> ScheduledRequest:
-    return ScheduledRequest(request, request.num_tokens + len(drafts), tuple(drafts))
+    return ScheduledRequest.next_of(request, request.num_tokens, tuple(drafts))
 
 
 def undrafted(rows: torch.Tensor, **params: object) -> list[int]:
@@ -268,14 +275,40 @@ def test_a_run_is_what_one_token_after_another_would_be(
         drafts[num_right] += 1
     other = make_request(name="other", temperature=1.0)
     both = [drafted(drafts, make_request(**params)), drafted((), other)]
-    run, alone = Sampler().sample(torch.cat((rows, rows[:1])), both)
+    run, alone = runs_of(torch.cat((rows, rows[:1])), both)
     assert list(run) == wanted[: num_right + 1]
     assert list(alone) == sample(rows[:1], [other])
 
 
 def test_drafts_behind_a_wrong_one_are_not_looked_at() -> None:
     rows = torch.eye(4) * 9
-    (run,) = Sampler().sample(rows, [drafted((0, 3, 2), make_request())])
+    (run,) = runs_of(rows, [drafted((0, 3, 2), make_request())])
     assert run == (0, 1)
-    (run,) = Sampler().sample(rows, [drafted((0, 1, 2), make_request())])
+    (run,) = runs_of(rows, [drafted((0, 1, 2), make_request())])
     assert run == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("spread", [0.3, 2.0, 12.0])
+def test_the_nucleus_is_the_same_where_nobody_may_look(spread: float) -> None:
+    """As found on a device that nobody waits for, bit by bit, and by sorting."""
+    rows = logits(3, rows=40) * spread
+    rows[::3, ::2] = rows[::3, :1]  # many that are equal
+    rows[1, 5:] = -torch.inf  # what other filters dropped
+    top_p = torch.linspace(0.02, 1.0, 40)[:, None]
+    by_sorting = rows.clone()
+    sampler._drop_outside_nucleus(by_sorting, top_p)
+    probabilities = rows.softmax(dim=-1)
+    least = sampler._least_of_nucleus(probabilities, top_p)
+    by_bits = rows.masked_fill(probabilities < least, -torch.inf)
+    # Sums that come to the wanted mass within rounding may end at a neighbour.
+    kept = [(by_sorting > -torch.inf).sum(dim=1), (by_bits > -torch.inf).sum(dim=1)]
+    assert (kept[0] - kept[1]).abs().max() <= 1
+    assert (kept[0] == kept[1]).float().mean() >= 0.9
+    mass = probabilities.where(probabilities >= least, 0.0).sum(dim=1)
+    assert (mass >= top_p[:, 0] - 1e-5).all()
+
+
+def test_a_row_of_equal_tokens_is_its_own_nucleus() -> None:
+    equal = torch.full((2, 8), 0.125)
+    top_p = torch.tensor([[0.1], [1.0]])
+    assert sampler._least_of_nucleus(equal, top_p).tolist() == [[0.125], [0.0]]

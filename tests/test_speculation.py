@@ -40,7 +40,7 @@ def running(cache: Cache, request: Request) -> ScheduledRequest:
     request.lease = cache.acquire(cache.match(request.namespace, request.token_ids[:0]))
     assert cache.allocate(request.lease, request.num_tokens)
     request.num_computed_tokens = request.num_tokens - 1
-    return ScheduledRequest(request, 1)
+    return ScheduledRequest.next_of(request, 1)
 
 
 def say(request: Request, *token_ids: int) -> None:
@@ -105,8 +105,9 @@ def test_nothing_is_proposed_before_a_step_was_measured_or_without_budget() -> N
 
 def test_chunks_of_prompts_and_last_tokens_get_none() -> None:
     cache = NullCache(64, 4)
-    in_prompt = running(cache, repeating(0))
-    in_prompt.request.num_computed_tokens = 4
+    chunk = running(cache, repeating(0)).request
+    chunk.num_computed_tokens = 4
+    in_prompt = ScheduledRequest.next_of(chunk, 1)
     at_end = running(cache, make_request([1, 2, *PERIOD, *PERIOD], name="e", max_tokens=1))
     third = running(cache, make_request([1, 2, *PERIOD, *PERIOD], name="f", max_tokens=2))
     proposed = adaptive(cache, measured()).propose([in_prompt, at_end, third], 50)
@@ -242,3 +243,51 @@ def store(cache: Cache, token_ids: list[int]) -> None:
     if lease.pending_copy is not None:
         cache.copied(lease)
     cache.release(lease, ids, len(ids))
+
+
+def in_flight(request: Request) -> ScheduledRequest:
+    """Its last known token is being computed; the next is drawn meanwhile."""
+    return ScheduledRequest.next_of(request, 1)
+
+
+def test_drafts_are_expected_where_the_known_tokens_have_some() -> None:
+    cache = NullCache(64, 4)
+    plain = running(cache, make_request(range(10, 30), max_tokens=400, name="plain"))
+    periodic = running(cache, repeating())
+    speculator = adaptive(cache, measured())
+    assert not speculator.expects_drafts([])
+    assert not speculator.expects_drafts([in_flight(plain.request)])
+    assert speculator.expects_drafts([in_flight(plain.request), in_flight(periodic.request)])
+    assert not adaptive(cache, StepCosts()).expects_drafts([in_flight(periodic.request)])
+
+
+@pytest.mark.parametrize(("launch_s", "expects"), [(0.001, True), (0.5, False)])
+def test_drafts_that_promise_less_than_the_wait_costs_are_not_waited_for(
+    launch_s: float, expects: bool
+) -> None:
+    cache = NullCache(64, 4)
+    costs = measured()
+    costs.record_launch(launch_s)
+    item = running(cache, repeating())
+    assert adaptive(cache, costs).expects_drafts([in_flight(item.request)]) == expects
+
+
+def test_who_makes_all_wait_for_nothing_rests_in_the_end() -> None:
+    """Its drafts never come to anything, and each wait costs half a token."""
+    cache = NullCache(64, 4)
+    costs = measured()
+    costs.record_launch(0.020)
+    item = running(cache, repeating())
+    speculator = adaptive(cache, costs)
+    waits = [speculator.expects_drafts([in_flight(item.request)]) for _ in range(20)]
+    assert waits[0]
+    assert not any(waits[5:])
+
+
+def test_behind_a_token_that_is_not_known_nothing_is_proposed() -> None:
+    cache = NullCache(64, 4)
+    request = running(cache, repeating()).request
+    request.num_in_flight_tokens, request.num_placeholders = 1, 1
+    item = ScheduledRequest.next_of(request, 1)
+    assert item.takes_drawn
+    assert adaptive(cache, measured()).propose([item], 50) == {}

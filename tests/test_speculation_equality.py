@@ -17,7 +17,7 @@ from cache_store.cache import Cache
 from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
 from model_worker.protocol import FinishReason, SamplingParams
 from model_worker.request import Request
-from model_worker.sampler import Sampler
+from model_worker.sampler import Sampler, accepted_runs
 from model_worker.scheduler import RequestUpdate
 from model_worker.speculation import AdaptiveSpeculator
 from model_worker.step_costs import StepCosts
@@ -155,7 +155,9 @@ def plain_answers() -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
-@pytest.mark.parametrize("options", [{}, {"num_blocks": 16, "chunk": 32}, {"chunk": 9}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_blocks": 16, "chunk": 32}, {"chunk": 9}, {"chunk": 9, "runs_ahead": True}]
+)
 def test_sampled_answers_stay_the_same(spoil: str, options: dict[str, int]) -> None:
     answers = plain_answers()
     rig = serve(
@@ -188,7 +190,10 @@ def in_earnest(cache: Cache, costs: StepCosts) -> AdaptiveSpeculator:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma", "gpt-neox"])
-@pytest.mark.parametrize("options", [{}, {"is_caching": False}, {"num_blocks": 24, "chunk": 20}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"is_caching": False}, {"num_blocks": 24, "chunk": 20}, {"runs_ahead": True}],
+)
 def test_drafts_in_earnest(family: str, options: dict[str, Any]) -> None:
     """Answers given three times: cold, out of the tree, and after evictions, side by side."""
     options = {"block_size": 8, "max_model_len": 160, **options}
@@ -211,14 +216,14 @@ class BelievingSampler(Sampler):
     def __init__(self) -> None:
         self.has_erred = False
 
-    def sample(
-        self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]
-    ) -> list[tuple[int, ...]]:
+    def sample(self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]) -> torch.Tensor:
         drawn = super().sample(logits, ending)
-        for index, (item, run) in enumerate(zip(ending, drawn, strict=True)):
+        first = 0
+        for item, run in zip(ending, accepted_runs(ending, drawn.tolist()), strict=True):
             if len(run) <= len(item.draft_token_ids) and not self.has_erred:
                 self.has_erred = True
-                drawn[index] = (*run[:-1], item.draft_token_ids[len(run) - 1], run[-1])
+                drawn[first + len(run) - 1] = item.draft_token_ids[len(run) - 1]
+            first += item.num_logit_rows
         return drawn
 
 
@@ -243,7 +248,7 @@ def test_negative_control_a_rejected_row_that_counts_fails_the_gate() -> None:
     rig = EngineRig(model_of("llama"), RigOptions(), speculator=speculator)
     update = rig.scheduler.update
 
-    def counting_one_more(batch: ScheduledBatch, result: StepResult) -> list[RequestUpdate]:
+    def counting_one_more(batch: ScheduledBatch, result: StepResult) -> list[RequestUpdate | None]:
         updates = update(batch, result)
         request = batch.scheduled[0].request
         if request.num_output_tokens == 3:

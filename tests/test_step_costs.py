@@ -69,3 +69,13 @@ def test_what_was_measured_can_be_forgotten() -> None:
     assert costs.decode_step_s(1) is None
     assert costs.prefill_token_s is None
     assert costs.drafts_s(1, 2) == 0.0
+
+
+def test_what_the_host_needs_is_nothing_until_it_is_measured_and_is_forgotten() -> None:
+    costs = StepCosts()
+    assert costs.launch_s == 0.0
+    costs.record_launch(0.002)
+    costs.record_launch(0.001)
+    assert costs.launch_s == pytest.approx(0.002 - SMOOTHING * 0.001)
+    costs.clear()
+    assert costs.launch_s == 0.0

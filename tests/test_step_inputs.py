@@ -34,7 +34,7 @@ def item(
     )
     request.num_computed_tokens = num_computed
     request.lease = Lease(NAMESPACE, block_ids)
-    return ScheduledRequest(request, num_scheduled, drafts)
+    return ScheduledRequest.next_of(request, num_scheduled - len(drafts), drafts)
 
 
 def batch_of(*items: ScheduledRequest) -> ScheduledBatch:

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
+from model_worker.forward import HandedTokens
 from model_worker.loader.rope import pin_rope
+from tests.deferred import DeferredRunner
 from tests.models import FAMILIES, VOCAB_SIZE, build_model
 from tests.rig import EngineRig, Reference, RigOptions, greedy, reference_answer
 
@@ -99,6 +101,35 @@ def test_forced_preemption(family: str) -> None:
     report.assert_passes()
     assert report.num_positions == 5 * 24
     assert rig.scheduler.counters.preemptions > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("num_blocks", [80, 16])
+def test_one_step_ahead(family: str, num_blocks: int) -> None:
+    """In chunks and in batches, cold, warm and, in a pool of 16 blocks, preempted."""
+    rig = EngineRig(
+        model_of(family),
+        RigOptions(
+            block_size=8, num_blocks=num_blocks, chunk=32, max_model_len=120, runs_ahead=True
+        ),
+    )
+    prompts = {f"p{i}": token_ids(40 + 3 * i, seed=20 + i) for i in range(5)}
+    wanted = {n: reference_of(family, tuple(p), 24) for n, p in prompts.items()}
+    rig.check(wanted)
+    rig.check({f"{name} again": reference for name, reference in wanted.items()}).assert_passes()
+    assert rig.sampler.report.num_positions == 2 * 5 * 24
+    assert isinstance(rig.runner, DeferredRunner)
+    assert rig.runner.max_queued == 2
+    assert (rig.scheduler.counters.preemptions > 0) == (num_blocks == 16)
+
+
+def test_negative_control_a_token_that_is_not_handed_over_fails_the_gate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(HandedTokens, "put_into", lambda self, token_ids: None)
+    rig = EngineRig(model_of("llama"), RigOptions(runs_ahead=True))
+    with pytest.raises(AssertionError):
+        rig.check(references("llama", shared_prefix_prompts(2))).assert_passes()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-neox", "phi3-longrope", "qwen3"])

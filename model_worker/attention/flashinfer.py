@@ -23,6 +23,7 @@ from model_worker.attention.kv_store import layer_rows
 from model_worker.attention.metadata import AttentionMetadata, SequenceSpan
 from model_worker.attention.shared_prefix import SharedPrefix, plan_shared_prefixes
 from model_worker.attention.step_planner import MIN_SHARED_TOKENS
+from model_worker.host_copy import StreamMark
 
 WORKSPACE_BYTES = 128 * 2**20  # the size that the library recommends
 LAYOUT = "NHD"  # (blocks, block_size, kv_heads, head_dim)
@@ -124,6 +125,7 @@ class FlashInferBackend:
         )
         self._prefill = library.BatchPrefillWithPagedKVCacheWrapper(workspace, LAYOUT)
         self._cascade = library.MultiLevelCascadeAttentionWrapper(2, workspace, LAYOUT)
+        self._planned = StreamMark(tier.keys.device)
 
     def prepare(self, spans: tuple[SequenceSpan, ...]) -> FlashInferPlan:
         tables = self._tables.flatten(spans)
@@ -158,7 +160,11 @@ class FlashInferBackend:
         keys.flatten(0, 1).write(0, metadata.slot_mapping, key[0].transpose(0, 1))
         values.flatten(0, 1).write(0, metadata.slot_mapping, value[0].transpose(0, 1))
         if plan.scaling != scaling:
+            # The library stages its plans in memory of its own, without looking whether the device
+            # has copied the last one, which is that of a step in flight.
+            self._planned.wait()
             plan.wrapper = self._plan(plan, scaling)
+            self._planned = StreamMark(query.device)
             plan.scaling = scaling
         queries = query[0].transpose(0, 1).contiguous()
         output: torch.Tensor = plan.wrapper.run(queries, (keys.numbers, values.numbers))

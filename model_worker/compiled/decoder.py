@@ -21,6 +21,7 @@ from model_worker.compiled.plan import plan_attention
 from model_worker.compiled.pool import PoolArrays
 from model_worker.compiled.scratch import StepScratch
 from model_worker.compiled.weights import head_weights, stack_layers
+from model_worker.forward import HandedTokens
 from model_worker.step_inputs import StepInputs
 
 Floats = NDArray[np.float32]
@@ -47,9 +48,11 @@ class CompiledDecoder:
         self._logits = np.empty((0, self._head.weight.shape[0]), np.float32)
 
     @torch.inference_mode()
-    def run(self, inputs: StepInputs) -> torch.Tensor:
+    def run(self, inputs: StepInputs, handed: HandedTokens | None = None) -> torch.Tensor:
         """Logits (logit_rows, vocab), good until the next call."""
         token_ids, positions, slots = inputs.per_token
+        if handed is not None:
+            handed.put_into(torch.from_numpy(token_ids))
         hidden: Floats = self._embeddings[token_ids]
         cosines, sines = (
             part[0].numpy()
