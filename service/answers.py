@@ -1,7 +1,8 @@
-"""From the text events of one or several prompts to an answer's body, whole or in chunks.
+"""From the text events of all choices of a request to its answer, whole or as a stream.
 
-Owns the merging of choices, the usage, and which chunk says what. Both forms are made from the
-same events. Knows nothing of how events come about, nor of HTTP.
+Owns the merging of choices and their usage. Both forms are made of the same events: what the events
+come to is kept, and a shape writes it down. Knows nothing of how events come about, of the form an
+endpoint writes, or of HTTP.
 """
 
 from __future__ import annotations
@@ -9,72 +10,47 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
-from msgspec import UNSET, UnsetType
+import msgspec
 
-from service.generation import TextEvent
-from service.schemas import responses
-from service.schemas.responses import Usage
+from service.answer_text import ScoredToken, TextEvent
+from service.deltas import AnswerReader, Delta, TextDelta
+from service.schemas.bodies import CachedTokens, Usage
+from service.shapes.base import Choice, Shape
+from service.sse import ServerEvent
 
-__all__ = ["Answer", "AnswerIdentity", "ChatShape", "CompletionShape", "Shape"]
+__all__ = ["Answer", "ChoiceSource"]
 
 Events = AsyncGenerator[TextEvent, None]
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerIdentity:
-    """What all chunks of an answer have in common. ``created`` is in seconds since 1970."""
+class ChoiceSource:
+    """Where one choice comes from. ``events`` are closed whatever happens; ``prompt`` is the number
+    of the prompt that it answers; ``prefix`` is text to put before the answer."""
 
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-
-
-@dataclass(slots=True)
-class Choice:
-    """One prompt's answer so far. ``text`` begins with the prompt where that is to be echoed."""
-
-    num_prompt_tokens: int
-    text: list[str] = field(default_factory=list)
-    num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-class Shape(Protocol):
-    """How an endpoint writes its answers; all methods give one JSON body."""
-
-    def opening(self, index: int, usage: Usage | None) -> bytes | None: ...
-
-    def piece(self, index: int, text: str, usage: Usage | None) -> bytes: ...
-
-    def ending(
-        self, index: int, reason: str, stop_reason: str | int | None, usage: Usage | None
-    ) -> bytes: ...
-
-    def final_usage(self, usage: Usage) -> bytes: ...
-
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes: ...
+    events: Events
+    reader: AnswerReader
+    prompt: int = 0
+    prefix: str = ""
 
 
 class Answer:
-    """``events`` holds one generator per choice, in order; they are closed whatever happens."""
+    """``num_prompt_tokens`` are those of each prompt, ``sources`` the choices in their order."""
 
     def __init__(
-        self,
-        shape: Shape,
-        events: Sequence[Events],
-        num_prompt_tokens: Sequence[int],
-        prefixes: Sequence[str] = (),
+        self, shape: Shape, sources: Sequence[ChoiceSource], num_prompt_tokens: Sequence[int]
     ) -> None:
         self._shape = shape
-        self._events = events
-        self._choices = [Choice(count) for count in num_prompt_tokens]
-        self._prefixes = prefixes or [""] * len(events)
+        self._sources = sources
+        self._num_prompt_tokens = num_prompt_tokens
+        self._choices = [Choice(source.prompt) for source in sources]
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """None until all prompts are admitted."""
+        return self._cached().num_tokens if self._is_admitted else None
 
     async def whole(self) -> bytes:
         usage = await self.usage()
@@ -87,47 +63,79 @@ class Answer:
                 self._take(index, event)
         return self._usage()
 
-    async def chunks(
-        self, *, has_usage: bool = False, has_continuous_usage: bool = False
-    ) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[ServerEvent, None]:
         opened: set[int] = set()
         async with contextlib.aclosing(self._merged()) as merged:
             async for index, event in merged:
-                text = self._take(index, event)
-                usage = self._usage() if has_continuous_usage else None
+                deltas, choice = self._take(index, event), self._choices[index]
+                usage = self._usage()
                 if index not in opened:
                     opened.add(index)
-                    opening = self._shape.opening(index, usage)
-                    if opening is not None:
+                    for opening in self._shape.opening(index, choice, usage):
                         yield opening
-                if text:
-                    yield self._shape.piece(index, text, usage)
+                for delta in deltas:
+                    for piece in self._shape.delta(index, delta, choice, usage):
+                        yield piece
                 if event.finish_reason is not None:
-                    reason = event.finish_reason
-                    yield self._shape.ending(index, reason, event.stop_reason, usage)
-        if has_usage:
-            yield self._shape.final_usage(self._usage())
+                    for ending in self._shape.ending(index, choice, usage):
+                        yield ending
+        for closing in self._shape.closing(self._choices, self._usage()):
+            yield closing
 
-    def _take(self, index: int, event: TextEvent) -> str:
-        """Note the event; the text it adds to its choice."""
-        choice = self._choices[index]
-        text = event.text if choice.text else self._prefixes[index] + event.text
-        choice.text.append(text)
+    def _take(self, index: int, event: TextEvent) -> list[Delta]:
+        """Note the event; what it adds to its choice."""
+        choice, source = self._choices[index], self._sources[index]
+        choice.is_admitted = True  # nothing comes of a request before
         choice.num_output_tokens = event.num_output_tokens
         choice.num_cached_tokens = event.num_cached_tokens
+        choice.num_host_tokens = event.num_host_tokens
+        choice.num_disk_tokens = event.num_disk_tokens
         choice.finish_reason = event.finish_reason
         choice.stop_reason = event.stop_reason
-        return text
+        deltas: list[Delta] = []
+        is_more = bool(event.text) or event.finish_reason is not None
+        if source.prefix and is_more and not choice.is_begun:
+            deltas.append(TextDelta(source.prefix, event.prompt_scores))
+        choice.is_begun |= is_more
+        scores = _moved(event.scores, len(source.prefix))
+        deltas += source.reader.push(event.text, scores)
+        if event.finish_reason is not None:
+            deltas += source.reader.finish()
+        for delta in deltas:
+            choice.take(delta)
+        return deltas
 
     def _usage(self) -> Usage:
         return Usage.of(
-            sum(choice.num_prompt_tokens for choice in self._choices),
+            sum(self._num_prompt_tokens),
             sum(choice.num_output_tokens for choice in self._choices),
-            sum(choice.num_cached_tokens for choice in self._choices),
+            self._cached(),
         )
 
+    def _cached(self) -> CachedTokens:
+        """Once per prompt, of its first sample: the others find what that one has computed."""
+        first: dict[int, Choice] = {}
+        for choice in self._choices:
+            first.setdefault(choice.prompt, choice)
+        host = sum(choice.num_host_tokens for choice in first.values())
+        disk = sum(choice.num_disk_tokens for choice in first.values())
+        cached = sum(choice.num_cached_tokens for choice in first.values())
+        return CachedTokens(cached - host - disk, host, disk)
+
+    @property
+    def _is_admitted(self) -> bool:
+        return all(choice.is_admitted for choice in self._choices)
+
     def _merged(self) -> AsyncGenerator[tuple[int, TextEvent], None]:
-        return _single(self._events[0]) if len(self._events) == 1 else _merged(self._events)
+        sources = [source.events for source in self._sources]
+        return _single(sources[0]) if len(sources) == 1 else _merged(sources)
+
+
+def _moved(scores: tuple[ScoredToken, ...], by: int) -> tuple[ScoredToken, ...]:
+    if not by:
+        return scores
+    replace = msgspec.structs.replace
+    return tuple(replace(item, start=item.start + by, end=item.end + by) for item in scores)
 
 
 async def _single(events: Events) -> AsyncGenerator[tuple[int, TextEvent], None]:
@@ -162,128 +170,3 @@ async def _merged(sources: Sequence[Events]) -> AsyncGenerator[tuple[int, TextEv
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class ChatShape:
-    """``chat.completion`` and its chunks. ``is_usage_null`` puts ``usage: null`` into chunks.
-    ``history`` is said of a session's answer."""
-
-    def __init__(
-        self,
-        identity: AnswerIdentity,
-        *,
-        is_usage_null: bool = False,
-        history: str | UnsetType = UNSET,
-    ) -> None:
-        self._identity = identity
-        self._no_usage = None if is_usage_null else UNSET
-        self._history = history
-
-    def opening(self, index: int, usage: Usage | None) -> bytes | None:
-        return self._chunk(
-            (responses.ChatChunkChoice(index, responses.Delta("assistant", "")),), usage
-        )
-
-    def piece(self, index: int, text: str, usage: Usage | None) -> bytes:
-        delta = responses.Delta(content=text)
-        return self._chunk((responses.ChatChunkChoice(index, delta),), usage)
-
-    def ending(
-        self, index: int, reason: str, stop_reason: str | int | None, usage: Usage | None
-    ) -> bytes:
-        choice = responses.ChatChunkChoice(index, responses.Delta(), reason, stop_reason)
-        return self._chunk((choice,), usage, is_last=True)
-
-    def final_usage(self, usage: Usage) -> bytes:
-        return self._chunk((), usage, is_last=True)
-
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        me = self._identity
-        written = tuple(
-            responses.ChatChoice(
-                index,
-                responses.ChatMessage("assistant", "".join(choice.text)),
-                choice.finish_reason or "",
-                choice.stop_reason,
-            )
-            for index, choice in enumerate(choices)
-        )
-        return responses.encode(
-            responses.ChatCompletion(
-                me.id, me.created, me.model, written, usage, me.fingerprint, self._history
-            )
-        )
-
-    def _chunk(
-        self,
-        choices: tuple[responses.ChatChunkChoice, ...],
-        usage: Usage | None,
-        *,
-        is_last: bool = False,
-    ) -> bytes:
-        me = self._identity
-        return responses.encode(
-            responses.ChatChunk(
-                me.id,
-                me.created,
-                me.model,
-                choices,
-                me.fingerprint,
-                usage or self._no_usage,
-                self._history if is_last else UNSET,
-            )
-        )
-
-
-class CompletionShape:
-    """``text_completion``, whole and in chunks."""
-
-    def __init__(
-        self,
-        identity: AnswerIdentity,
-        *,
-        is_usage_null: bool = False,
-        history: str | UnsetType = UNSET,
-    ) -> None:
-        self._identity = identity
-        self._no_usage = None if is_usage_null else UNSET
-        self._history = history
-
-    def opening(self, index: int, usage: Usage | None) -> bytes | None:
-        return None
-
-    def piece(self, index: int, text: str, usage: Usage | None) -> bytes:
-        return self._body((responses.CompletionChoice(index, text),), usage or self._no_usage)
-
-    def ending(
-        self, index: int, reason: str, stop_reason: str | int | None, usage: Usage | None
-    ) -> bytes:
-        choice = responses.CompletionChoice(index, "", reason, stop_reason)
-        return self._body((choice,), usage or self._no_usage, is_last=True)
-
-    def final_usage(self, usage: Usage) -> bytes:
-        return self._body((), usage, is_last=True)
-
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        written = tuple(
-            responses.CompletionChoice(
-                index, "".join(choice.text), choice.finish_reason, choice.stop_reason
-            )
-            for index, choice in enumerate(choices)
-        )
-        return self._body(written, usage, is_last=True)
-
-    def _body(
-        self,
-        choices: tuple[responses.CompletionChoice, ...],
-        usage: Usage | UnsetType | None,
-        *,
-        is_last: bool = False,
-    ) -> bytes:
-        me = self._identity
-        history = self._history if is_last else UNSET
-        return responses.encode(
-            responses.Completion(
-                me.id, me.created, me.model, choices, me.fingerprint, usage, history
-            )
-        )

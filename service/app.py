@@ -33,6 +33,7 @@ from service.routes import (
     metrics,
     models,
     sessions,
+    tokenize,
 )
 from service.security import MAX_HEAD_BYTES, SecurityMiddleware
 from service.workers.registry import WorkerRegistry
@@ -42,7 +43,7 @@ __all__ = ["create_app", "gateway_in", "uvicorn_config"]
 KEEPALIVE_SECONDS = 15.0
 # /dashboard/data stands before /dashboard/{name}.
 _ROUTES = (
-    *(chat, completions, models, sessions, cache),
+    *(chat, completions, models, tokenize, sessions, cache),
     *(health, metrics, admin, dashboard),
 )
 

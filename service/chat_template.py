@@ -1,4 +1,4 @@
-"""From the messages of a conversation to the prompt's text, by the model's own template.
+"""From a conversation to the prompt's text, by the model's own template.
 
 Owns what is handed to the template, and the proof that the template dropped nothing: the
 conversation is rendered once more with each text replaced by a mark, and every mark must come
@@ -13,8 +13,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError, meta
+from jinja2.ext import loopcontrols
 
+from service.conversation import Conversation
 from service.errors import InvalidRequest
 from service.schemas.chat import (
     AssistantMessage,
@@ -27,36 +29,45 @@ from service.schemas.chat import (
 
 __all__ = ["ChatTemplate"]
 
-Render = Callable[[list[dict[str, Any]]], str]
+Render = Callable[[list[dict[str, Any]], Conversation], str]
+"""The messages as the template gets them; of the conversation all but its messages counts."""
 
+# What the template gets from elsewhere, whoever asks.
+_OURS = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt"),
+        *("raise_exception", "strftime_now", "bos_token", "eos_token", "unk_token", "pad_token"),
+    }
+)
 _MARK = re.compile(r"hsmark\d+x")
 
 
 class ChatTemplate:
-    """``render`` applies the template in a sandbox and opens the assistant's turn at the end.
-
-    ``source`` is the template's text, or None for a model without one.
-    """
+    """``render`` applies the template in a sandbox; ``source`` is the template's text, or None for
+    a model without one."""
 
     def __init__(self, render: Render, source: str | None) -> None:
         self._render = render
         self._source = source
+        self._variables = _variables_of(source or "") - _OURS
 
     def warm_up(self) -> None:
         """Have the template compiled, so that the first request does not wait for it."""
         if self._source is not None:
             with contextlib.suppress(InvalidRequest):
-                self._rendered([{"role": "user", "content": ""}])
+                self._rendered([{"role": "user", "content": ""}], Conversation(()))
 
-    def apply(self, messages: Sequence[Message]) -> str:
+    def apply(self, conversation: Conversation) -> str:
         """The prompt's text. Raises InvalidRequest for what the template cannot express."""
         if self._source is None:
             raise InvalidRequest(
                 "This model has no chat template; use /v1/completions.", param="messages"
             )
+        self._check_variables(conversation)
         try:
-            as_text = self._check_expressible(messages)
-            return self._rendered([self._plain(message, as_text) for message in messages])
+            as_text = self._check_expressible(conversation)
+            plain = [self._plain(message, as_text) for message in conversation.messages]
+            return self._rendered(plain, conversation)
         except RecursionError:  # of tool arguments, read or written
             raise InvalidRequest(
                 "messages: the arguments of a tool call are nested too deeply.",
@@ -64,14 +75,25 @@ class ChatTemplate:
                 code="not_expressible",
             ) from None
 
-    def _check_expressible(self, messages: Sequence[Message]) -> bool:
+    def _check_variables(self, conversation: Conversation) -> None:
+        """One that the template never looks at would be without effect."""
+        for name in conversation.variables:
+            if name not in self._variables:
+                raise InvalidRequest(
+                    f"chat_template_kwargs.{name[:64]}: the model's chat template knows no such "
+                    "variable.",
+                    param="chat_template_kwargs",
+                )
+
+    def _check_expressible(self, conversation: Conversation) -> bool:
         """Whether tool arguments must be handed over as text rather than as an object."""
+        messages = conversation.messages
         has_calls = any(isinstance(item, AssistantMessage) and item.tool_calls for item in messages)
         failure: InvalidRequest | None = None
         for arguments_as_text in (False, True) if has_calls else (False,):
             marked, marks = self._marked(messages, arguments_as_text)
             try:
-                text = self._rendered(marked)
+                text = self._rendered(marked, conversation)
             except InvalidRequest as error:
                 failure = failure or error
                 continue
@@ -131,9 +153,9 @@ class ChatTemplate:
             return "system"
         return str(message.__struct_config__.tag)
 
-    def _rendered(self, messages: list[dict[str, Any]]) -> str:
+    def _rendered(self, messages: list[dict[str, Any]], conversation: Conversation) -> str:
         try:
-            return self._render(messages)
+            return self._render(messages, conversation)
         except TemplateError as error:  # mostly raise_exception: the template's own words
             reason = (error.message or "no reason given").rstrip(".")[:300]
             raise InvalidRequest(
@@ -147,6 +169,18 @@ class ChatTemplate:
                 param="messages",
                 code="not_expressible",
             ) from None
+
+
+def _variables_of(source: str) -> frozenset[str]:
+    try:
+        return frozenset(meta.find_undeclared_variables(_parser().parse(source)))
+    except TemplateError:  # of extensions that only the renderer knows
+        return frozenset()
+
+
+def _parser() -> Environment:
+    """As lenient as the renderer of transformers: loop controls are its extension."""
+    return Environment(extensions=[loopcontrols], autoescape=False)  # nothing is rendered by it
 
 
 def _plain_call(call: ToolCall, arguments_as_text: bool) -> dict[str, Any]:

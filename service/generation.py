@@ -1,8 +1,8 @@
 """The one path behind every endpoint: token ids to a worker, and text back as events.
 
 Owns a request's life between the tokenized prompt and the last piece of text: submitting,
-detokenizing, stop strings, aborting, measuring. A plain answer is the fold of the same events as
-a stream. Knows nothing of HTTP, bodies or templates.
+aborting, measuring; service.answer_text makes text of the tokens. A plain answer is the fold of the
+same events as a stream. Knows nothing of HTTP, bodies or templates.
 """
 
 from __future__ import annotations
@@ -14,25 +14,43 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from model_worker.protocol import AddRequest, FinishReason, RequestOutput, SamplingParams
-from service.detokenizer import Detokenizer
+from service.answer_text import AnswerText, TextEvent
 from service.errors import Unavailable, error_from_worker
 from service.metrics import GatewayMetrics, RequestRecorder
 from service.request_gate import Ticket
 from service.router import Affinity
 from service.routing import LocatePrefix, Routing
-from service.stop_strings import StopStrings
 from service.workers.base import RequestStream, Worker
 
-__all__ = ["GenerationRequest", "Generator", "Outcome", "OutcomeKeeper", "TextEvent"]
+__all__ = ["GenerationRequest", "Generator", "Outcome", "OutcomeKeeper", "Placement"]
 
 _log = logging.getLogger("headstart.requests")
 _CONTEXT_TOKENS = 4
 _LAST_OUTPUT_S = 10.0  # a worker that was told to stop finishes its step first
+
+
+class Placement:
+    """Where the samples of one prompt go: all to the worker that the first was sent to, since they
+    share its prefix."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._worker: Worker | None = None
+
+    async def worker(self, choose: Callable[[], Awaitable[Worker]]) -> Worker:
+        async with self._lock:
+            if self._worker is None:
+                self._worker = await choose()
+            return self._worker
+
+    @property
+    def worker_id(self) -> str:
+        """Empty until one is chosen."""
+        return "" if self._worker is None else self._worker.worker_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +68,8 @@ class GenerationRequest:
     priority: int = 0
     retention_s: float = 0.0
     affinity: Affinity = field(default_factory=Affinity)
+    placement: Placement = field(default_factory=Placement)
+    is_first_sample: bool = True  # of its prompt: the others are no look-ups of their own
     keeper: OutcomeKeeper | None = None
 
 
@@ -78,16 +98,6 @@ class OutcomeKeeper(Protocol):
         ...
 
 
-class TextEvent(msgspec.Struct, frozen=True):
-    """What became certain of an answer. The last one has a finish_reason: stop or length."""
-
-    text: str
-    num_output_tokens: int  # so far; they count in the usage
-    num_cached_tokens: int
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None  # the stop string, or the id of the token, that ended it
-
-
 class Generator:
     """``workers`` gives those that take requests now, ``locate`` tells which hold a prompt."""
 
@@ -110,9 +120,13 @@ class Generator:
 
         ``decode`` is the tokenizer's; ``ticket`` is given back at the end.
         """
-        recorder = self._metrics.record(len(request.prompt_token_ids), request.received_at)
+        recorder = self._metrics.record(
+            len(request.prompt_token_ids),
+            request.received_at,
+            counts_prompt=request.is_first_sample,
+        )
         outcome = "abort"
-        answer = _Answer(request, decode)
+        answer = AnswerText(decode, request.stop, _context_of(request))
         try:
             run = self._run(request, answer, recorder, ticket)
             async with contextlib.aclosing(run) as events:
@@ -126,7 +140,8 @@ class Generator:
             raise
         finally:
             recorder.end(outcome)
-            ticket.used(answer.num_computed_prompt_tokens, answer.num_output_tokens)
+            num_computed = answer.num_computed_of(len(request.prompt_token_ids))
+            ticket.used(num_computed, answer.num_output_tokens)
             ticket.close()
             _log.info(
                 "request %s ended: %s, prompt_tokens=%d cached_tokens=%d output_tokens=%d ttft=%s",
@@ -141,12 +156,14 @@ class Generator:
     async def _run(
         self,
         request: GenerationRequest,
-        answer: _Answer,
+        answer: AnswerText,
         recorder: RequestRecorder,
         ticket: Ticket,
     ) -> AsyncGenerator[TextEvent, None]:
-        worker = await self.routing.choose(
-            request.prompt_token_ids, request.cache_salt, request.affinity
+        worker = await request.placement.worker(
+            lambda: self.routing.choose(
+                request.prompt_token_ids, request.cache_salt, request.affinity
+            )
         )
         self.routing.sent(worker.worker_id)
         submitted_at = self._metrics.clock()
@@ -156,7 +173,6 @@ class Generator:
             async for output in stream:
                 answer.served(output)
                 if output.num_cached_tokens is not None:
-                    answer.num_cached_tokens = output.num_cached_tokens
                     waited = self._metrics.clock() - submitted_at
                     queue_s = waited if output.queue_s is None else output.queue_s
                     recorder.admitted(
@@ -176,7 +192,7 @@ class Generator:
                     recorder.text()
                 if event.finish_reason is not None:
                     if request.keeper is not None:
-                        await request.keeper.keep(answer.outcome(worker.worker_id))
+                        await request.keeper.keep(_outcome(answer, worker.worker_id))
                     is_kept = True
                 yield event
                 if event.finish_reason is not None:
@@ -191,76 +207,11 @@ class Generator:
                 request.keeper.keep_later(_outcome_at_last(stream, answer, worker.worker_id))
 
 
-class _Answer:
-    """The text of one answer, as its tokens come in."""
-
-    def __init__(self, request: GenerationRequest, decode: Callable[[Sequence[int]], str]) -> None:
-        context: list[int] = (
-            request.prompt_token_ids[-_CONTEXT_TOKENS:].tolist() if request.is_continuation else []
-        )
-        self._detokenizer = Detokenizer(decode, context)
-        self._stop = StopStrings(request.stop)
-        self._output_token_ids: list[int] = []
-        self._text: list[str] = []
-        self._stop_token_id: int | None = None
-        self.num_output_tokens = 0
-        self.num_cached_tokens = 0
-        self.is_admitted = False
-        self._num_prompt_tokens = len(request.prompt_token_ids)
-
-    @property
-    def num_computed_prompt_tokens(self) -> int:
-        return self._num_prompt_tokens - self.num_cached_tokens if self.is_admitted else 0
-
-    def served(self, output: RequestOutput) -> None:
-        """Note what the worker computed, whether or not any of it is given out."""
-        self.is_admitted |= output.num_cached_tokens is not None
-        self._output_token_ids += output.token_ids
-        self._stop_token_id = output.stop_token_id
-
-    def outcome(self, worker_id: str) -> Outcome:
-        stop_token_id = self._stop_token_id
-        num_stopping = 0 if stop_token_id is None else 1
-        return Outcome(
-            worker_id=worker_id,
-            output_token_ids=self._output_token_ids[: len(self._output_token_ids) - num_stopping],
-            text="".join(self._text),
-            stop_token_id=stop_token_id,
-            num_cached_tokens=self.num_cached_tokens,
-        )
-
-    def take(self, output: RequestOutput) -> tuple[TextEvent | None, int]:
-        """The event that ``output`` makes, if any, and how many of its tokens count."""
-        pieces: list[str] = []
-        before = self.num_output_tokens
-        last = len(output.token_ids) - 1
-        for index, token_id in enumerate(output.token_ids):
-            self.num_output_tokens += 1
-            if index == last and token_id == output.stop_token_id:
-                continue  # it ended the answer, and is no part of its text
-            pieces.append(self._stop.push(self._detokenizer.push(token_id)))
-            if self._stop.matched is not None:
-                break
-        reason = self._finish(output, pieces)
-        text = "".join(pieces)
-        self._text.append(text)
-        num_tokens = self.num_output_tokens - before
-        if not text and reason is None:
-            return None, num_tokens
-        stop_reason = self._stop.matched or (output.stop_token_id if reason == "stop" else None)
-        return self._event(text, reason, stop_reason), num_tokens
-
-    def _finish(self, output: RequestOutput, pieces: list[str]) -> str | None:
-        if self._stop.matched is None and output.finish_reason is not None:
-            pieces.append(self._stop.push(self._detokenizer.finish()))
-            if self._stop.matched is None:
-                pieces.append(self._stop.finish())
-        if self._stop.matched is not None:
-            return "stop"
-        return None if output.finish_reason is None else output.finish_reason.value
-
-    def _event(self, text: str, reason: str | None, stop_reason: str | int | None) -> TextEvent:
-        return TextEvent(text, self.num_output_tokens, self.num_cached_tokens, reason, stop_reason)
+def _context_of(request: GenerationRequest) -> Sequence[int]:
+    if not request.is_continuation:
+        return ()
+    context: list[int] = request.prompt_token_ids[-_CONTEXT_TOKENS:].tolist()
+    return context
 
 
 def _add_request(request: GenerationRequest) -> AddRequest:
@@ -275,13 +226,23 @@ def _add_request(request: GenerationRequest) -> AddRequest:
     )
 
 
-async def _outcome_at_last(stream: RequestStream, answer: _Answer, worker_id: str) -> Outcome:
+async def _outcome_at_last(stream: RequestStream, answer: AnswerText, worker_id: str) -> Outcome:
     """After a worker was told to stop: with what it computed until it did."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LAST_OUTPUT_S):
             async for output in stream:
                 answer.served(output)
-    return answer.outcome(worker_id)
+    return _outcome(answer, worker_id)
+
+
+def _outcome(answer: AnswerText, worker_id: str) -> Outcome:
+    return Outcome(
+        worker_id=worker_id,
+        output_token_ids=answer.output_token_ids,
+        text=answer.text,
+        stop_token_id=answer.stop_token_id,
+        num_cached_tokens=answer.num_cached_tokens,
+    )
 
 
 def _raise_if_failed(output: RequestOutput) -> None:

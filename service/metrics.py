@@ -88,9 +88,12 @@ class GatewayMetrics:
         self.sessions = SessionMetrics(self.registry)
         self.registry.register(WorkerCollector(workers, queue))
 
-    def record(self, num_prompt_tokens: int, received_at: float) -> RequestRecorder:
-        """``received_at`` is when the body had been read, by :attr:`clock`."""
-        return RequestRecorder(self, num_prompt_tokens, received_at)
+    def record(
+        self, num_prompt_tokens: int, received_at: float, *, counts_prompt: bool = True
+    ) -> RequestRecorder:
+        """``received_at`` is when the body had been read, by :attr:`clock`. A further sample of a
+        prompt that was counted already counts no prompt tokens."""
+        return RequestRecorder(self, num_prompt_tokens, received_at, counts_prompt)
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
@@ -113,8 +116,15 @@ class GatewayMetrics:
 class RequestRecorder:
     """What is measured of one request. A call too many, or after the end, changes nothing."""
 
-    def __init__(self, metrics: GatewayMetrics, num_prompt_tokens: int, received_at: float) -> None:
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        num_prompt_tokens: int,
+        received_at: float,
+        counts_prompt: bool,
+    ) -> None:
         self._metrics = metrics
+        self._counts_prompt = counts_prompt
         self._num_prompt_tokens = num_prompt_tokens
         self._received_at = received_at
         self._num_cached_tokens: int | None = None
@@ -135,6 +145,9 @@ class RequestRecorder:
             return
         self._num_cached_tokens = num_cached_tokens
         metrics = self._metrics
+        metrics._queue_time.observe(queue_s)
+        if not self._counts_prompt:
+            return
         metrics._queries.inc(self._num_prompt_tokens)
         metrics._hits.inc(num_cached_tokens)
         num_below = num_host_tokens + num_disk_tokens
@@ -142,7 +155,6 @@ class RequestRecorder:
         for source, num_tokens in zip(CACHE_SOURCES, in_tier, strict=True):
             metrics._cached_in[source].inc(num_tokens)
         metrics._prompt_tokens.inc(self._num_prompt_tokens)
-        metrics._queue_time.observe(queue_s)
         metrics.recent.add_admission(metrics.clock(), self._num_prompt_tokens, num_cached_tokens)
 
     def tokens(self, num_tokens: int) -> None:

@@ -76,6 +76,7 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
             "stream": "true answers with server-sent events",
             "stream_options": "include_usage, continuous_usage_stats; only with stream",
             "max_tokens": "capped at the rest of the context; 0 only computes the prompt's KV",
+            "n": "choices of each prompt, together at most 128; the prompt is computed once",
             "temperature": "0 to 2, default 1; 0 is greedy",
             "top_p": "above 0, to 1",
             "top_k": "0 or -1 is off",
@@ -101,6 +102,12 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
         {
             "messages": "required",
             "max_completion_tokens": "the same as max_tokens",
+            "continue_final_message": "true goes on with the last message, an assistant's; so it "
+            "is without this field too",
+            "add_generation_prompt": "true answers in a new turn whatever the last message is, "
+            "false opens none",
+            "echo": "true begins the answer with the message that it goes on with",
+            "chat_template_kwargs": "further variables of the model's chat template",
         },
     ),
     *_rows(
@@ -132,7 +139,6 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
             "prediction": "a hint about speed, not about the answer",
         },
     ),
-    _refused("n", _BOTH, 1),
     _refused("logprobs", _BOTH, False),
     _refused("response_format", _BOTH, {"type": "text"}),
     _refused("min_tokens", _BOTH, 0),
@@ -161,12 +167,8 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
     _refused("reasoning_effort", _CHAT, "none"),
     _refused("verbosity", _CHAT, "medium"),
     _refused("web_search_options", _CHAT),
-    _refused("echo", _CHAT, False),
-    _refused("add_generation_prompt", _CHAT, True),
-    _refused("continue_final_message", _CHAT, False),
     _refused("add_special_tokens", _CHAT, False),
     _refused("chat_template", _CHAT, note="templates come from the model alone"),
-    _refused("chat_template_kwargs", _CHAT, {}),
     _refused("documents", _CHAT, []),
 )
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_worker.protocol import ModelCard
+from service.conversation import Conversation
 from service.errors import ContextLengthExceeded, InvalidRequest
-from service.schemas.chat import Message
 from service.sessions.turn import ModelView, Turn
 from service.tokenizer import ModelTokenizer
 
@@ -49,41 +49,55 @@ class ServedModel:
         return ModelView(self.card.fingerprint, self.card.block_size, self.tokenizer)
 
     async def encode_chat(
-        self, messages: Sequence[Message], turn: Turn | None = None
+        self, conversation: Conversation, turn: Turn | None = None, *, is_bounded: bool = True
     ) -> NDArray[np.int32]:
         """``turn`` is the session's, which knows some of the ids already.
 
-        Raises InvalidRequest if the template cannot express it, or if it is too long.
+        Raises InvalidRequest if the template cannot express it, or, where it ``is_bounded``, if it
+        is too long for an answer.
         """
 
         def work() -> NDArray[np.int32]:
-            text = self.tokenizer.chat_template.apply(messages)
+            text = self.tokenizer.chat_template.apply(conversation)
             # The template writes the special tokens that belong there.
             return self._ids_of(text, False, turn)
 
-        return self._fitting(await self._in_thread(work), "messages")
+        token_ids = await self._in_thread(work)
+        return self._fitting(token_ids, "messages") if is_bounded else token_ids
 
     async def encode_text(
-        self, text: str, *, add_special_tokens: bool, turn: Turn | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        turn: Turn | None = None,
+        is_bounded: bool = True,
     ) -> NDArray[np.int32]:
+        """As :meth:`encode_chat`."""
+
         def work() -> NDArray[np.int32]:
             return self._ids_of(text, add_special_tokens, turn)
 
-        return self._fitting(await self._in_thread(work), "prompt")
+        token_ids = await self._in_thread(work)
+        return self._fitting(token_ids, "prompt") if is_bounded else token_ids
 
     def check_ids(self, token_ids: Sequence[int], turn: Turn | None = None) -> NDArray[np.int32]:
         """Ids that the client tokenized itself. Raises InvalidRequest."""
         # Too many are refused before they are looked at one by one.
         self._check_length(len(token_ids), "prompt")
+        self.check_in_vocabulary(token_ids, "prompt")
+        ids = np.asarray(token_ids, dtype=np.int32)
+        return ids if turn is None else turn.ids_of_ids(ids)
+
+    def check_in_vocabulary(self, token_ids: Sequence[int], param: str) -> None:
+        """Raises InvalidRequest naming the first id that is not."""
         size = self.card.vocab_size
         for token_id in token_ids:
             if not 0 <= token_id < size:
                 raise InvalidRequest(
-                    f"prompt: token id {token_id} is outside the vocabulary of {size}.",
-                    param="prompt",
+                    f"{param}: token id {token_id} is outside the vocabulary of {size}.",
+                    param=param,
                 )
-        ids = np.asarray(token_ids, dtype=np.int32)
-        return ids if turn is None else turn.ids_of_ids(ids)
 
     def max_tokens(self, requested: int | None, num_prompt_tokens: int) -> int:
         """As requested, but never past the end of the context; None asks for all the rest."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.errors import GatewayError, InternalError, error_response
 
-__all__ = ["DONE", "KEEPALIVE", "EventStream", "client_gone", "event"]
+__all__ = ["DONE", "KEEPALIVE", "EventStream", "ServerEvent", "client_gone", "frame"]
 
-DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -26,9 +26,20 @@ _HEADERS = [
 ]
 
 
-def event(data: bytes) -> bytes:
-    """One event. ``data`` must hold no line break, which JSON never does."""
-    return b"data: " + data + b"\n\n"
+class ServerEvent(msgspec.Struct, frozen=True):
+    """``data`` must hold no line break, which JSON never does; ``name`` is the event's type."""
+
+    data: bytes
+    name: str = ""
+
+
+DONE = ServerEvent(b"[DONE]")  # what OpenAI's streams end with
+Failure = Callable[[GatewayError], Sequence[ServerEvent]]
+
+
+def frame(event: ServerEvent) -> bytes:
+    head = f"event: {event.name}\n".encode() if event.name else b""
+    return head + b"data: " + event.data + b"\n\n"
 
 
 async def client_gone(receive: Receive) -> None:
@@ -38,27 +49,29 @@ async def client_gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """An ASGI response that sends the events of ``events`` (bytes of JSON) and then [DONE].
+    """An ASGI response that sends the events of ``events``.
 
     The headers wait for the first event, for at most ``patience`` seconds: a request that is
-    refused at once is answered with its own status. Later failures become an error event.
-    ``keepalive`` seconds without an event bring a comment. A client that leaves cancels
-    ``events``. ``on_end`` is called however it ends. ``headers`` are sent beside its own.
+    refused at once is answered with its own status. Later failures become the events that
+    ``failure`` makes of them. ``keepalive`` seconds without an event bring a comment. A client that
+    leaves cancels ``events``. ``on_end`` is called however it ends. ``headers`` gives, when they
+    are sent, what stands beside its own.
     """
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes, None],
+        events: AsyncGenerator[ServerEvent, None],
+        failure: Failure,
         *,
         keepalive: float,
         patience: float = 1.0,
         on_end: Callable[[], None] = lambda: None,
-        headers: Mapping[str, str] | None = None,
+        headers: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         super().__init__(media_type="text/event-stream")
-        own = {name.lower().encode(): text.encode() for name, text in (headers or {}).items()}
-        self._sent_headers = [*_HEADERS, *own.items()]
+        self._further_headers = headers
         self._events = events
+        self._failure = failure
         self._keepalive = keepalive
         self._patience = min(patience, keepalive)
         self._on_end = on_end
@@ -84,20 +97,23 @@ class EventStream(Response):
     async def _produce(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with contextlib.aclosing(self._events) as events:
-                async for data in events:
-                    await self._send(send, event(data))
+                async for event in events:
+                    await self._send(send, frame(event))
         except GatewayError as error:
             if not self._is_started:
                 self._is_started = True
                 await error_response(error)(scope, receive, send)
                 return
-            await self._send(send, event(error.body()))
+            await self._end(send, self._failure(error))
+            return
         except Exception:
             if self._is_started:  # else the answer is still free to be a plain 500
-                await self._send(send, event(InternalError("Internal error.").body()))
-                await self._send(send, DONE, is_last=True)
+                await self._end(send, self._failure(InternalError("Internal error.")))
             raise
-        await self._send(send, DONE, is_last=True)
+        await self._end(send, ())
+
+    async def _end(self, send: Send, events: Sequence[ServerEvent]) -> None:
+        await self._send(send, b"".join(map(frame, events)), is_last=True)
 
     async def _tick(self, send: Send) -> None:
         await asyncio.sleep(self._patience)
@@ -114,8 +130,14 @@ class EventStream(Response):
         if not self._is_started:
             self._is_started = True
             self._last_sent = asyncio.get_running_loop().time()
+            further = self._further_headers().items()
+            headers = [(name.lower().encode(), text.encode()) for name, text in further]
             await send(
-                {"type": "http.response.start", "status": 200, "headers": self._sent_headers}
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [*_HEADERS, *headers],
+                }
             )
 
     async def _send(self, send: Send, body: bytes, *, is_last: bool = False) -> None:

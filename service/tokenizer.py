@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from model_worker.protocol import ModelCard, TokenizerFile
 from service.chat_template import ChatTemplate
+from service.conversation import Conversation, Ending
 from service.sessions.splicer import AddedToken, Splicer
+from service.vocabulary import Vocabulary
 
 __all__ = ["ModelTokenizer", "TokenizerError", "preload"]
 
@@ -52,6 +54,7 @@ class ModelTokenizer:
         self.splicer = Splicer(self._encode_texts, _added_tokens(self._backend), source or "")
         if not self.splicer.is_on:
             _log.warning("sessions re-encode every turn: %s", self.splicer.problem)
+        self.vocabulary = Vocabulary(self._backend)
         self.first_ids = self._ids_before()
 
     @classmethod
@@ -92,9 +95,14 @@ class ModelTokenizer:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
+    def _render(self, messages: list[dict[str, Any]], conversation: Conversation) -> str:
         text: str = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+            messages,
+            tools=[dict(tool) for tool in conversation.tools] or None,
+            tokenize=False,
+            add_generation_prompt=conversation.ending is Ending.NEW_TURN,
+            continue_final_message=conversation.ending is Ending.CONTINUED,
+            **conversation.variables,
         )
         return text
 

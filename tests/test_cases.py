@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -215,11 +214,34 @@ def test_what_is_not_offered_is_refused_and_the_server_lives(target: Target) -> 
     for _ in range(2):
         error = assert_error(target.complete(prompt, echo=True, logprobs=1, max_tokens=1), 400)
         assert error["param"] == "logprobs"
-        assert_error(target.chat(prompt, n=4), 400, param="n")
-    with pytest.raises(openai.BadRequestError):
-        target.openai.chat.completions.create(
-            model=target.model, n=2, messages=[{"role": "user", "content": "Hi"}]
-        )
+    assert_no_trace(target)
+
+
+def test_the_samples_of_one_prompt_count_it_once(target: Target) -> None:
+    """Cold it is cold, although three of four found what the first had computed."""
+    prompt = lines(30, "Four samples.")
+    before = counters(target, "prefix_cache_queries_total", "prefix_cache_hits_total")
+    usages = []
+    for _ in range(2):
+        body = target.chat(prompt, n=4, max_tokens=4).json()
+        assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+        usages.append(body["usage"])
+    options = {"include_usage": True}
+    stream = target.chat(prompt, n=4, max_tokens=4, stream=True, stream_options=options)
+    usages.append(events_of(stream)[-2]["usage"])
+    cold, *warm = usages
+    num_prompt = cold["prompt_tokens"]
+    assert cold["prompt_tokens_details"]["cached_tokens"] == 0
+    for usage in usages:
+        assert usage["prompt_tokens"] == num_prompt
+        assert usage["completion_tokens"] == 16
+        assert usage["total_tokens"] == num_prompt + 16
+    for usage in warm:
+        assert usage["prompt_tokens_details"]["cached_tokens"] == num_prompt - 1
+    assert grown(target, before) == {
+        "prefix_cache_queries_total": 3 * num_prompt,
+        "prefix_cache_hits_total": 2 * (num_prompt - 1),
+    }
     assert_no_trace(target)
 
 

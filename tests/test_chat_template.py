@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from service.chat_template import ChatTemplate
+from service.conversation import Conversation
 from service.errors import InvalidRequest
+from service.routes.chat import conversation_of
 from service.schemas.chat import UserMessage, parse_chat_request
 from tests import models
 from tests.gateway_kit import MODEL_NAME, make_card, make_tokenizer
@@ -40,10 +42,12 @@ TEXT_ARGUMENTS_TEMPLATE = (
 FERRY = {"name": "ferry_status", "arguments": '{"route": "inishbeg"}'}
 
 
-def rendered(messages: list[dict[str, Any]], template: str = models.TOOL_CHAT_TEMPLATE) -> str:
-    body = json.dumps({"model": MODEL_NAME, "messages": messages}).encode()
+def rendered(
+    messages: list[dict[str, Any]], template: str = models.TOOL_CHAT_TEMPLATE, **fields: Any
+) -> str:
+    body = json.dumps({"model": MODEL_NAME, "messages": messages, **fields}).encode()
     chat = make_tokenizer(template).chat_template
-    return chat.apply(parse_chat_request(body).messages)
+    return chat.apply(conversation_of(parse_chat_request(body)))
 
 
 def ferry_conversation(**assistant: Any) -> list[dict[str, Any]]:
@@ -127,11 +131,79 @@ def test_the_developer_is_the_system_where_the_template_knows_no_developer() -> 
     assert rendered(messages, DEVELOPER_TEMPLATE) == "<dev>Be brief.<user>Hi"
 
 
+PREFILL = [{"role": "user", "content": "Colour?"}, {"role": "assistant", "content": "It is "}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"continue_final_message": True},
+        {"continue_final_message": True, "add_generation_prompt": False},
+    ],
+)
+def test_a_last_assistant_message_is_gone_on_with(fields: dict[str, Any]) -> None:
+    text = rendered(PREFILL, **fields)
+    assert text.endswith("<|im_start|>assistant\nIt is ")
+
+
+def test_parts_of_a_prefill_are_not_lost() -> None:
+    parts = [{"type": "text", "text": "It"}, {"type": "text", "text": "is "}]
+    messages = [PREFILL[0], {"role": "assistant", "content": parts}]
+    assert rendered(messages).endswith("<|im_start|>assistant\nIt\nis ")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"continue_final_message": False}, {"add_generation_prompt": True}]
+)
+def test_a_new_turn_after_an_assistant_message_where_asked_for(fields: dict[str, Any]) -> None:
+    text = rendered(PREFILL, **fields)
+    assert text.endswith("It is <|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_no_turn_is_opened_where_none_is_wanted() -> None:
+    text = rendered(PREFILL[:1], add_generation_prompt=False)
+    assert text.endswith("Colour?<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields"),
+    [
+        (PREFILL, {"continue_final_message": True, "add_generation_prompt": True}),
+        (PREFILL[:1], {"continue_final_message": True}),
+        ([PREFILL[0], {"role": "assistant", "content": " "}], {"continue_final_message": True}),
+    ],
+)
+def test_what_cannot_be_continued(messages: list[dict[str, Any]], fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as failure:
+        rendered(messages, **fields)
+    assert failure.value.param == "continue_final_message"
+
+
+VARIABLE_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    "{% if enable_thinking %}<think>{% endif %}"
+)
+
+
+def test_variables_reach_the_template_that_knows_them() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    on = rendered(messages, VARIABLE_TEMPLATE, chat_template_kwargs={"enable_thinking": True})
+    assert (on, rendered(messages, VARIABLE_TEMPLATE)) == ("x<think>", "x")
+
+
+@pytest.mark.parametrize("name", ["thinking", "messages", "chat_template", "tokenize"])
+def test_variables_that_the_template_does_not_know_are_refused(name: str) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(InvalidRequest, match=name):
+        rendered(messages, VARIABLE_TEMPLATE, chat_template_kwargs={name: True})
+
+
 def test_a_model_without_a_template() -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
     messages = parse_chat_request(body).messages
     with pytest.raises(InvalidRequest, match="no chat template"):
-        make_tokenizer(None).chat_template.apply(messages)
+        make_tokenizer(None).chat_template.apply(Conversation(messages))
 
 
 @pytest.mark.parametrize("arguments", ["", "{}"])
@@ -148,11 +220,11 @@ def test_arguments_that_are_no_object(arguments: str) -> None:
 
 
 def test_arguments_nested_too_deeply_for_the_template() -> None:
-    def render(_: list[dict[str, Any]]) -> str:
+    def render(_: list[dict[str, Any]], __: Conversation) -> str:
         raise RecursionError
 
     with pytest.raises(InvalidRequest, match="nested too deeply"):
-        ChatTemplate(render, "a template").apply([UserMessage("x")])
+        ChatTemplate(render, "a template").apply(Conversation([UserMessage("x")]))
 
 
 def test_the_next_turn_begins_with_the_whole_of_this_turns_prompt() -> None:
@@ -181,10 +253,10 @@ def test_the_next_turn_begins_with_the_whole_of_this_turns_prompt() -> None:
 
 
 def test_the_proof_takes_time_in_the_length_of_the_conversation_alone() -> None:
-    def render(messages: list[dict[str, Any]]) -> str:
+    def render(messages: list[dict[str, Any]], _: Conversation) -> str:
         return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
     messages = [UserMessage("a")] * 40_000
     started = time.perf_counter()
-    assert ChatTemplate(render, "a template").apply(messages) == "<user>a" * 40_000
+    assert ChatTemplate(render, "a template").apply(Conversation(messages)) == "<user>a" * 40_000
     assert time.perf_counter() - started < 5  # a search from the start for each takes 20 s

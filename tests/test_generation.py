@@ -13,12 +13,11 @@ import pytest
 from model_worker.protocol import (
     AddRequest,
     ErrorCode,
-    FinishReason,
-    RequestOutput,
     SamplingParams,
 )
+from service.answer_text import TextEvent
 from service.errors import GatewayError, Unavailable
-from service.generation import GenerationRequest, Generator, TextEvent, _Answer
+from service.generation import GenerationRequest, Generator
 from service.metrics import GatewayMetrics
 from service.request_gate import RequestGate
 from service.worker_metrics import QueueReading
@@ -69,8 +68,8 @@ def test_exactly_one_last_event() -> None:
     async def test(bench: Bench) -> None:
         events = await bench.collect(max_tokens=5)
         assert "".join(event.text for event in events) == "hello"
-        assert [event.finish_reason for event in events] == [None] * 4 + ["length"]
-        assert [event.num_output_tokens for event in events] == [1, 2, 3, 4, 5]
+        assert [event.finish_reason for event in events] == [None] * 5 + ["length"]
+        assert [event.num_output_tokens for event in events] == [0, 1, 2, 3, 4, 5]  # admitted first
 
     run(lambda request: byte_ids_of("hello world"), test)
 
@@ -172,35 +171,3 @@ def test_without_a_worker_it_is_unavailable() -> None:
             await bench.collect()
 
     run(lambda request: byte_ids_of("x"), test)
-
-
-def answer_with(*stop: str) -> _Answer:
-    request = GenerationRequest(
-        request_id="r",
-        prompt_token_ids=np.array([1], dtype=np.int32),
-        sampling_params=SamplingParams(max_tokens=9),
-        received_at=0.0,
-        stop=stop,
-    )
-    return _Answer(request, lambda token_ids: "".join("abcdefgh"[token] for token in token_ids))
-
-
-def test_several_tokens_of_one_step_are_one_event() -> None:
-    answer = answer_with()
-    event, num_tokens = answer.take(RequestOutput(request_id="r", token_ids=(0, 1, 2)))
-    assert event == TextEvent("abc", 3, 0)
-    assert num_tokens == 3
-    last = RequestOutput(
-        request_id="r", token_ids=(3, 4, 7), finish_reason=FinishReason.STOP, stop_token_id=7
-    )
-    event, num_tokens = answer.take(last)
-    assert event == TextEvent("de", 6, 0, "stop", 7)
-    assert num_tokens == 3
-
-
-def test_a_stop_string_inside_a_run_ends_the_text_and_the_count_there() -> None:
-    """As it would have, had the tokens come one by one."""
-    answer = answer_with("cd")
-    event, num_tokens = answer.take(RequestOutput(request_id="r", token_ids=(0, 1, 2, 3, 4, 5)))
-    assert event == TextEvent("ab", 4, 0, "stop", "cd")
-    assert num_tokens == 4

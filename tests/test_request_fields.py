@@ -55,7 +55,7 @@ def test_inert_values_of_refused_fields_pass_and_others_do_not() -> None:
 @pytest.mark.parametrize("value", [True, 1.0, "1", 2, 0])
 def test_inert_values_are_compared_with_their_type(value: Any) -> None:
     with pytest.raises(InvalidRequest):
-        keep_acting({"n": value}, Endpoint.CHAT)
+        keep_acting({"best_of": value}, Endpoint.CHAT)
 
 
 def test_an_unknown_field_is_named_with_the_nearest() -> None:

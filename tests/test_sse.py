@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from service.errors import InvalidRequest
-from service.sse import DONE, KEEPALIVE, EventStream, event
+from service.errors import GatewayError, InvalidRequest
+from service.sse import DONE, KEEPALIVE, EventStream, ServerEvent, frame
 
 
 @dataclass
@@ -36,6 +36,10 @@ class Client:
         return int(self.sent[0]["status"])
 
 
+def failed(error: GatewayError) -> tuple[ServerEvent, ...]:
+    return (ServerEvent(error.body()), DONE)
+
+
 def run(test: Callable[[Client], Awaitable[None]]) -> None:
     async def main() -> None:
         await asyncio.wait_for(test(Client()), 10.0)
@@ -47,16 +51,18 @@ async def respond(stream: EventStream, client: Client) -> None:
     await stream({"type": "http"}, client.receive, client.send)
 
 
-def test_events_end_with_done_and_the_last_message() -> None:
-    async def events() -> AsyncGenerator[bytes, None]:
-        yield b"{}"
-        yield b"[]"
+def test_events_have_their_names_and_a_last_message_follows() -> None:
+    async def events() -> AsyncGenerator[ServerEvent, None]:
+        yield ServerEvent(b"{}")
+        yield ServerEvent(b"[]", "named")
 
     async def test(client: Client) -> None:
         ends: list[int] = []
-        await respond(EventStream(events(), keepalive=9.0, on_end=lambda: ends.append(1)), client)
+        await respond(
+            EventStream(events(), failed, keepalive=9.0, on_end=lambda: ends.append(1)), client
+        )
         assert client.status == 200
-        assert client.body == event(b"{}") + event(b"[]") + DONE
+        assert client.body == b"data: {}\n\nevent: named\ndata: []\n\n"
         assert [message.get("more_body") for message in client.sent[1:]] == [True, True, False]
         assert ends == [1]
 
@@ -64,12 +70,12 @@ def test_events_end_with_done_and_the_last_message() -> None:
 
 
 def test_a_refusal_before_any_event_has_its_own_status() -> None:
-    async def events() -> AsyncGenerator[bytes, None]:
+    async def events() -> AsyncGenerator[ServerEvent, None]:
         raise InvalidRequest("no", param="p")
-        yield b""
+        yield DONE
 
     async def test(client: Client) -> None:
-        await respond(EventStream(events(), keepalive=9.0), client)
+        await respond(EventStream(events(), failed, keepalive=9.0), client)
         assert client.status == 400
         assert client.body == InvalidRequest("no", param="p").body()
 
@@ -77,45 +83,45 @@ def test_a_refusal_before_any_event_has_its_own_status() -> None:
 
 
 def test_a_refusal_after_the_headers_is_an_event() -> None:
-    async def events() -> AsyncGenerator[bytes, None]:
+    async def events() -> AsyncGenerator[ServerEvent, None]:
         await asyncio.sleep(0.05)
         raise InvalidRequest("late")
-        yield b""
+        yield DONE
 
     async def test(client: Client) -> None:
-        await respond(EventStream(events(), keepalive=9.0, patience=0.01), client)
+        await respond(EventStream(events(), failed, keepalive=9.0, patience=0.01), client)
         assert client.status == 200
-        assert client.body == event(InvalidRequest("late").body()) + DONE
+        assert client.body == b"".join(map(frame, failed(InvalidRequest("late"))))
 
     run(test)
 
 
 def test_an_unexpected_failure_after_the_headers_says_nothing_of_itself() -> None:
-    async def events() -> AsyncGenerator[bytes, None]:
-        yield b"{}"
+    async def events() -> AsyncGenerator[ServerEvent, None]:
+        yield ServerEvent(b"{}")
         raise RuntimeError("secret")
 
     async def test(client: Client) -> None:
         with pytest.raises(RuntimeError):
-            await respond(EventStream(events(), keepalive=9.0), client)
+            await respond(EventStream(events(), failed, keepalive=9.0), client)
         assert b"Internal error." in client.body
         assert b"secret" not in client.body
-        assert client.body.endswith(DONE)
+        assert client.body.endswith(frame(DONE))
         assert client.sent[-1]["more_body"] is False
 
     run(test)
 
 
 def test_comments_come_only_when_nothing_else_does() -> None:
-    async def events() -> AsyncGenerator[bytes, None]:
+    async def events() -> AsyncGenerator[ServerEvent, None]:
         await asyncio.sleep(0.13)
         for _ in range(10):
-            yield b"{}"
+            yield ServerEvent(b"{}")
             await asyncio.sleep(0.01)
 
     async def test(client: Client) -> None:
-        await respond(EventStream(events(), keepalive=0.05), client)
-        waiting, _, flowing = client.body.partition(event(b"{}"))
+        await respond(EventStream(events(), failed, keepalive=0.05), client)
+        waiting, _, flowing = client.body.partition(frame(ServerEvent(b"{}")))
         assert waiting == KEEPALIVE * waiting.count(KEEPALIVE) != b""
         assert KEEPALIVE not in flowing
 
@@ -128,15 +134,15 @@ def test_a_client_that_leaves_closes_the_events(num_events: int) -> None:
         closed = asyncio.Event()
         ends: list[int] = []
 
-        async def events() -> AsyncGenerator[bytes, None]:
+        async def events() -> AsyncGenerator[ServerEvent, None]:
             try:
                 for _ in range(num_events):
-                    yield b"{}"
+                    yield ServerEvent(b"{}")
                 await asyncio.sleep(60.0)
             finally:
                 closed.set()
 
-        stream = EventStream(events(), keepalive=9.0, on_end=lambda: ends.append(1))
+        stream = EventStream(events(), failed, keepalive=9.0, on_end=lambda: ends.append(1))
         responding = asyncio.create_task(respond(stream, client))
         await asyncio.sleep(0.02)
         client.has_left.set()

@@ -10,80 +10,52 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from msgspec import UNSET
-from numpy.typing import NDArray
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from model_worker.protocol import SamplingParams
-from service.answers import Answer, AnswerIdentity, Shape
+from service.answers import Answer, ChoiceSource
 from service.gateway import Gateway, gateway_of
-from service.generation import GenerationRequest
+from service.generation import GenerationRequest, Placement
 from service.request_context import request_id_of
 from service.request_gate import Ticket
 from service.router import Affinity
-from service.schemas.responses import Usage
+from service.routes.asked import Generation, Prompt
+from service.schemas.bodies import Usage
 from service.schemas.sampling import CommonFields
-from service.sessions.identity import SessionKey
 from service.sessions.turn import Turn
+from service.shapes.base import AnswerIdentity, Shape
 from service.sse import EventStream, client_gone
 from service.tenants.tenant import Tenant, tenant_in
 
-__all__ = ["Generation", "Prompt", "answer", "prewarm"]
+__all__ = ["answer", "prewarm"]
 
 HISTORY_HEADER = "X-Session-History"
+WORKER_HEADER = "X-Headstart-Worker"
+CACHED_HEADER = "X-Headstart-Cached-Tokens"
 _log = logging.getLogger("headstart.requests")
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; logs of proxies know the number
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt, ready for a worker. ``prefix`` is text to put before its answer."""
-
-    token_ids: NDArray[np.int32]
-    sampling_params: SamplingParams
-    prefix: str = ""
-    is_continuation: bool = False
-
-
-ShapeFactory = Callable[..., Shape]
-MakePrompts = Callable[[Turn | None], Awaitable[Sequence[Prompt]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """What an endpoint asks for. ``prompts`` makes them, with what a turn of ``session`` knows of
-    them already; ``worker_id`` is a worker to prefer where no session says."""
-
-    body: CommonFields
-    session: SessionKey | None
-    num_prompts: int
-    prompts: MakePrompts
-    received_at: float
-    shape: ShapeFactory
-    id_prefix: str
-    worker_id: str = ""
-
-
 async def answer(request: Request, asked: Generation) -> Response:
     """The response; errors before any event are raised as GatewayError."""
-    body, gateway = asked.body, gateway_of(request)
-    place = _Place(gateway, gateway.gate.admit(asked.num_prompts, tenant_in(request)))
+    gateway = gateway_of(request)
+    place = _Place(gateway, gateway.gate.admit(asked.num_choices, tenant_in(request)))
     try:
-        made = await _begin(request, asked, place)
-        headers = place.headers
-        if body.stream:
-            chunks = made.chunks(
-                has_usage=body.has_usage, has_continuous_usage=body.has_continuous_usage
+        begun = await _begin(request, asked, place)
+        if asked.body.stream:
+            return EventStream(
+                begun.answer.events(),
+                begun.shape.failure,
+                keepalive=gateway.keepalive,
+                on_end=place.close,
+                headers=begun.headers,
             )
-            keepalive = gateway.keepalive
-            return EventStream(chunks, keepalive=keepalive, on_end=place.close, headers=headers)
-        response = await _unless_gone(request, made.whole(), headers)
+        response = await _unless_gone(request, begun)
     except BaseException:
         place.close()
         raise
@@ -94,12 +66,33 @@ async def answer(request: Request, asked: Generation) -> Response:
 async def prewarm(request: Request, asked: Generation) -> Usage:
     """As :func:`answer`, for those who want no answer."""
     gateway = gateway_of(request)
-    place = _Place(gateway, gateway.gate.admit(asked.num_prompts, tenant_in(request)))
+    place = _Place(gateway, gateway.gate.admit(asked.num_choices, tenant_in(request)))
     try:
-        made = await _begin(request, asked, place)
-        return await made.usage()
+        begun = await _begin(request, asked, place)
+        return await begun.answer.usage()
     finally:
         place.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """An answer under way. ``placements`` are where its prompts go."""
+
+    answer: Answer
+    shape: Shape
+    placements: Sequence[Placement]
+    history: str
+
+    def headers(self) -> dict[str, str]:
+        """As far as they are known: a stream whose first event is late is begun without."""
+        headers = {HISTORY_HEADER: self.history} if self.history else {}
+        worker_ids = dict.fromkeys(item.worker_id for item in self.placements if item.worker_id)
+        if worker_ids:
+            headers[WORKER_HEADER] = ", ".join(worker_ids)
+        num_cached_tokens = self.answer.num_cached_tokens
+        if num_cached_tokens is not None:
+            headers[CACHED_HEADER] = str(num_cached_tokens)
+        return headers
 
 
 class _Place:
@@ -111,12 +104,9 @@ class _Place:
         self.turn: Turn | None = None
 
     @property
-    def history(self) -> str | None:
-        return None if self.turn is None else self.turn.history
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {} if self.history is None else {HISTORY_HEADER: self.history}
+    def history(self) -> str:
+        """Empty where no session goes on."""
+        return "" if self.turn is None else self.turn.history
 
     def close(self) -> None:
         for ticket in self.tickets:
@@ -125,7 +115,7 @@ class _Place:
             self.turn.end()
 
 
-async def _begin(request: Request, asked: Generation, place: _Place) -> Answer:
+async def _begin(request: Request, asked: Generation, place: _Place) -> _Begun:
     gateway, body = gateway_of(request), asked.body
     tenant_in(request).caps.check(body.priority, body.retention)
     if asked.session is not None:
@@ -135,45 +125,79 @@ async def _begin(request: Request, asked: Generation, place: _Place) -> Answer:
     if place.turn is not None:
         gateway.sessions.count_turn(place.turn)
     _log_received(request, body, prepared)
-    return _answer(request, asked, prepared, place)
+    return _begun(request, asked, prepared, place)
 
 
-def _answer(
-    request: Request, asked: Generation, prompts: Sequence[Prompt], place: _Place
-) -> Answer:
-    gateway, body, turn = gateway_of(request), asked.body, place.turn
-    model = gateway.model(body.model)
-    for prompt, ticket in zip(prompts, place.tickets, strict=True):
-        ticket.reserve(len(prompt.token_ids), prompt.sampling_params.max_tokens)
+def _begun(request: Request, asked: Generation, prompts: Sequence[Prompt], place: _Place) -> _Begun:
+    gateway = gateway_of(request)
+    model = gateway.model(asked.body.model)
     request_id = f"{asked.id_prefix}-{request_id_of(request)}"
-    identity = AnswerIdentity(request_id, int(time.time()), body.model, model.system_fingerprint)
-    events = [
-        gateway.generator.events(
-            _generation_request(f"{request_id}-{index}", asked, prompt, turn, ticket.tenant),
-            model.tokenizer.decode,
-            ticket,
-        )
-        for index, (prompt, ticket) in enumerate(zip(prompts, place.tickets, strict=True))
+    placements = [Placement() for _ in prompts]
+    samples = [
+        _Sample(prompt, number, placement)
+        for prompt, placement in zip(prompts, placements, strict=True)
+        for number in range(asked.body.n)
     ]
-    return Answer(
-        asked.shape(identity, is_usage_null=body.has_usage, history=place.history or UNSET),
-        events,
-        [len(prompt.token_ids) for prompt in prompts],
-        [prompt.prefix for prompt in prompts],
+    for sample, ticket in zip(samples, place.tickets, strict=True):
+        # The prompt is computed by the first of its samples alone.
+        num_prompt_tokens = 0 if sample.number else len(sample.prompt.token_ids)
+        ticket.reserve(num_prompt_tokens, sample.sampling_params.max_tokens)
+    sources = [
+        ChoiceSource(
+            gateway.generator.events(
+                _generation_request(
+                    f"{request_id}-{index}", asked, sample, place.turn, ticket.tenant
+                ),
+                model.tokenizer.decode,
+                ticket,
+            ),
+            sample.prompt.reader(),
+            index // asked.body.n,
+            sample.prompt.prefix,
+        )
+        for index, (sample, ticket) in enumerate(zip(samples, place.tickets, strict=True))
+    ]
+    shape = asked.shape(
+        AnswerIdentity(
+            request_id,
+            int(time.time()),
+            asked.body.model,
+            model.system_fingerprint,
+            place.history,
+        )
     )
+    counts = [len(prompt.token_ids) for prompt in prompts]
+    return _Begun(Answer(shape, sources, counts), shape, placements, place.history)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The ``number``-th choice of a prompt. Each has noise of its own."""
+
+    prompt: Prompt
+    number: int
+    placement: Placement
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        params = self.prompt.sampling_params
+        if params.seed is None or not self.number:
+            return params
+        seed = (params.seed + self.number + 2**63) % 2**64 - 2**63
+        return msgspec.structs.replace(params, seed=seed)
 
 
 def _generation_request(
-    request_id: str, asked: Generation, prompt: Prompt, turn: Turn | None, tenant: Tenant
+    request_id: str, asked: Generation, sample: _Sample, turn: Turn | None, tenant: Tenant
 ) -> GenerationRequest:
-    body = asked.body
+    body, prompt = asked.body, sample.prompt
     priority = tenant.caps.priority(0) if turn is None else turn.priority
     retention_s = 0.0 if turn is None else turn.retention_s
     key = body.prompt_cache_key or ""
     return GenerationRequest(
         request_id=request_id,
         prompt_token_ids=prompt.token_ids,
-        sampling_params=prompt.sampling_params,
+        sampling_params=sample.sampling_params,
         received_at=asked.received_at,
         stop=body.stop_strings,
         tenant=tenant.charged_as,
@@ -186,21 +210,22 @@ def _generation_request(
             if turn is None
             else Affinity(turn.worker_id, turn.key.session_id)
         ),
+        placement=sample.placement,
+        is_first_sample=sample.number == 0,
         keeper=turn,
     )
 
 
-async def _unless_gone(
-    request: Request, whole: Coroutine[Any, Any, bytes], headers: dict[str, str]
-) -> Response:
+async def _unless_gone(request: Request, begun: _Begun) -> Response:
     """The whole answer, given up as soon as the client has left."""
-    working = asyncio.create_task(whole)
+    working = asyncio.create_task(begun.answer.whole())
     watching = asyncio.create_task(client_gone(request.receive))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return Response(working.result(), media_type="application/json", headers=headers)
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        if not working.done():
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        body = working.result()
+        return Response(body, media_type="application/json", headers=begun.headers())
     finally:
         for task in (working, watching):
             task.cancel()

@@ -14,10 +14,11 @@ from starlette.responses import JSONResponse, Response
 
 from service.errors import Conflict, InvalidRequest, Unavailable, WorkerLost
 from service.gateway import Gateway, gateway_of
-from service.routes.answering import Generation, prewarm
+from service.routes.answering import prewarm
+from service.routes.asked import Generation
 from service.routes.chat import chat_generation
 from service.routes.completions import completion_generation
-from service.schemas import responses
+from service.schemas import bodies
 from service.schemas.chat import chat_request
 from service.schemas.completion import completion_request
 from service.schemas.session import Prewarmed, PrewarmPrefix, parse
@@ -51,7 +52,7 @@ async def prewarm_prefix(request: Request) -> Response:
     session = named_session(request, None)
     asked = prewarm_generation(gateway, fields, received_at, session)
     done = Prewarmed(await prewarm(request, asked))
-    return Response(responses.encode(done), media_type="application/json")
+    return Response(bodies.encode(done), media_type="application/json")
 
 
 def prewarm_generation(

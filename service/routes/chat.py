@@ -5,15 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.answers import ChatShape
+from service.conversation import Conversation, Ending
 from service.gateway import Gateway, gateway_of
-from service.routes.answering import Generation, Prompt, answer
-from service.schemas.chat import ChatRequest, parse_chat_request
+from service.routes.answering import answer
+from service.routes.asked import Generation, Prompt
+from service.schemas.chat import ChatRequest, content_text, parse_chat_request
 from service.security import read_body
 from service.sessions.identity import SessionKey, named_session
 from service.sessions.turn import Turn
+from service.shapes.chat import ChatShape
 
-__all__ = ["chat_generation", "router"]
+__all__ = ["chat_generation", "conversation_of", "router"]
 
 router = APIRouter()
 
@@ -35,10 +37,18 @@ def chat_generation(
     model = gateway.model(body.model)
 
     async def prompts(turn: Turn | None) -> list[Prompt]:
-        token_ids = await model.encode_chat(body.messages, turn)
+        token_ids = await model.encode_chat(conversation_of(body), turn)
         max_tokens = model.max_tokens(body.requested_max_tokens, len(token_ids))
         params = body.sampling_params(max_tokens, model.card.vocab_size)
-        return [Prompt(token_ids, params)]
+        start = content_text(body.messages[-1].content) if body.is_continued else ""
+        return [
+            Prompt(
+                token_ids,
+                params,
+                prefix=start if body.echo else "",
+                is_continuation=body.is_continued,
+            )
+        ]
 
     return Generation(
         body=body,
@@ -46,6 +56,16 @@ def chat_generation(
         num_prompts=1,
         prompts=prompts,
         received_at=received_at,
-        shape=ChatShape,
+        shape=lambda identity: ChatShape(identity, model.tokenizer.vocabulary, body.stream_usage),
         id_prefix="chatcmpl",
+    )
+
+
+def conversation_of(body: ChatRequest) -> Conversation:
+    """What the template is to write."""
+    ending = Ending.NEW_TURN if body.opens_turn else Ending.CLOSED
+    return Conversation(
+        body.messages,
+        Ending.CONTINUED if body.is_continued else ending,
+        variables=body.chat_template_kwargs,
     )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.answers import CompletionShape
-from service.errors import InvalidRequest
 from service.gateway import Gateway, gateway_of
-from service.routes.answering import Generation, Prompt, answer
+from service.routes.answering import answer
+from service.routes.asked import Generation, Prompt
 from service.schemas.completion import CompletionRequest, parse_completion_request
 from service.security import read_body
 from service.served_model import ServedModel
 from service.sessions.identity import SessionKey, named_session
 from service.sessions.turn import Turn
+from service.shapes.completion import CompletionShape
 
 __all__ = ["completion_generation", "router"]
 
@@ -39,10 +39,6 @@ def completion_generation(
 ) -> Generation:
     """``worker_id`` is a worker to prefer. Raises InvalidRequest, ModelNotFound or Unavailable."""
     model = gateway.model(body.model)
-    if session is not None and len(body.prompts) > 1:
-        raise InvalidRequest(
-            "session_id: a session goes on with one prompt at a time.", param="session_id"
-        )
 
     async def prompts(turn: Turn | None) -> list[Prompt]:
         return [await _prompt(model, body, given, turn) for given in body.prompts]
@@ -53,7 +49,9 @@ def completion_generation(
         num_prompts=len(body.prompts),
         prompts=prompts,
         received_at=received_at,
-        shape=CompletionShape,
+        shape=lambda identity: CompletionShape(
+            identity, model.tokenizer.vocabulary, body.stream_usage
+        ),
         id_prefix="cmpl",
         worker_id=worker_id,
     )

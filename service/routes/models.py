@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from service.errors import Unavailable
 from service.gateway import gateway_of
-from service.schemas import responses
+from service.schemas import bodies
 from service.served_model import ServedModel
 
 router = APIRouter()
@@ -20,16 +20,16 @@ async def list_models(request: Request) -> Response:
         raise Unavailable(f"Not ready: {gateway.unready_reason}.", code="not_ready", retry_after=5)
     model = gateway.served
     entries = tuple(_entry(model, name) for name in model.names)
-    return _json(responses.encode(responses.ModelList(entries)))
+    return _json(bodies.encode(bodies.ModelList(entries)))
 
 
 @router.get("/v1/models/{model_id:path}")
 async def retrieve_model(request: Request, model_id: str) -> Response:
-    return _json(responses.encode(_entry(gateway_of(request).model(model_id), model_id)))
+    return _json(bodies.encode(_entry(gateway_of(request).model(model_id), model_id)))
 
 
-def _entry(model: ServedModel, name: str) -> responses.ModelEntry:
-    return responses.ModelEntry(name, model.created, model.card.max_model_len)
+def _entry(model: ServedModel, name: str) -> bodies.ModelEntry:
+    return bodies.ModelEntry(name, model.created, model.card.max_model_len)
 
 
 def _json(body: bytes) -> Response:

@@ -19,7 +19,7 @@ from service.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from service.gateway import Gateway, gateway_of
 from service.routes.answering import prewarm
 from service.routes.cache import prewarm_generation
-from service.schemas import responses
+from service.schemas import bodies
 from service.schemas.session import (
     CreateSession,
     DataDeleted,
@@ -244,4 +244,4 @@ def _unknown() -> NotFound:
 
 
 def _json(body: msgspec.Struct, status: int = 200) -> Response:
-    return Response(responses.encode(body), status_code=status, media_type="application/json")
+    return Response(bodies.encode(body), status_code=status, media_type="application/json")

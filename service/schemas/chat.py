@@ -95,6 +95,41 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | To
 class ChatRequest(CommonFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     max_completion_tokens: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the answer goes on with the last message, an assistant's that was left open."""
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        return not self.add_generation_prompt and self._ends_with_an_answer
+
+    @property
+    def opens_turn(self) -> bool:
+        return not self.is_continued and self.add_generation_prompt is not False
+
+    @property
+    def _ends_with_an_answer(self) -> bool:
+        last = self.messages[-1]
+        is_answer = isinstance(last, AssistantMessage) and not last.tool_calls
+        return is_answer and bool(content_text(last.content).strip())
+
+    def check(self) -> None:
+        super().check()
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message: not together with add_generation_prompt true.",
+                param="continue_final_message",
+            )
+        if self.continue_final_message and not self._ends_with_an_answer:
+            raise InvalidRequest(
+                "continue_final_message: the last message must be an assistant's, with text and "
+                "without tool calls.",
+                param="continue_final_message",
+            )
 
     @property
     def requested_max_tokens(self) -> int | None:

@@ -12,6 +12,7 @@ import msgspec
 
 from model_worker.protocol import SamplingParams
 from service.errors import InvalidRequest
+from service.stream_usage import StreamUsage
 
 __all__ = [
     "MAX_RETENTION",
@@ -44,6 +45,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
+    n: Annotated[int, msgspec.Meta(ge=1)] = 1
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
@@ -94,14 +96,11 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def has_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def has_continuous_usage(self) -> bool:
-        return self.has_usage and bool(
-            self.stream_options is not None and self.stream_options.continuous_usage_stats
-        )
+    def stream_usage(self) -> StreamUsage:
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return StreamUsage.NEVER
+        return StreamUsage.ALWAYS if options.continuous_usage_stats else StreamUsage.LAST
 
     def sampling_params(self, max_tokens: int, vocab_size: int) -> SamplingParams:
         """With ``max_tokens`` as it was resolved. Raises InvalidRequest naming a field."""

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from service.errors import InvalidRequest
+from service.schemas.bodies import Usage
 from service.schemas.parsing import convert, parse_object
-from service.schemas.responses import Usage
 from service.schemas.sampling import Priority, Retention, check_salt
 
 __all__ = [

@@ -208,7 +208,8 @@ def prepare_text(
         if hasher.digest() != checkpoint.digest:
             break
         known.append(checkpoint)
-        if splicer.is_boundary(text, checkpoint.num_chars):
+        # What was served may also be the whole of it: nothing follows that could be joined to it.
+        if len(text) == checkpoint.num_chars or splicer.is_boundary(text, checkpoint.num_chars):
             state, reused, num_known = hasher.copy(), checkpoint, len(known)
     rest = text[reused.num_chars :]
     new_ids = encode(rest)

@@ -9,17 +9,26 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 __all__ = [
+    "CachedTokens",
     "ChatChoice",
     "ChatChunk",
     "ChatChunkChoice",
     "ChatCompletion",
+    "ChatLogprobs",
     "ChatMessage",
     "Completion",
     "CompletionChoice",
+    "CompletionLogprobs",
     "Delta",
+    "FunctionCall",
+    "FunctionCallDelta",
     "ModelEntry",
     "ModelList",
     "PromptTokensDetails",
+    "TokenLogprob",
+    "ToolCall",
+    "ToolCallDelta",
+    "TopLogprob",
     "Usage",
     "encode",
 ]
@@ -31,8 +40,21 @@ def encode(body: msgspec.Struct) -> bytes:
     return _encoder.encode(body)
 
 
+class CachedTokens(msgspec.Struct, frozen=True):
+    """Prompt tokens that came out of the cache, by the tier where they were found."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.device + self.host + self.disk
+
+
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int  # always present, 0 included
+    cached_tokens_by_tier: CachedTokens
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -42,21 +64,53 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
     @classmethod
-    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    def of(cls, prompt_tokens: int, completion_tokens: int, cached: CachedTokens) -> Usage:
         return cls(
             prompt_tokens,
             completion_tokens,
             prompt_tokens + completion_tokens,
-            PromptTokensDetails(cached_tokens),
+            PromptTokensDetails(cached.num_tokens, cached),
         )
 
 
 # ---------------------------------------------------------------- chat
 
 
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: tuple[TokenLogprob, ...]
+    refusal: None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
+    """``content`` is null where there are tool calls and no text beside them."""
+
     role: str
-    content: str
+    content: str | None
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
     refusal: None = None
 
 
@@ -65,7 +119,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: ChatMessage
     finish_reason: str
     stop_reason: str | int | None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -79,9 +133,22 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     object: str = "chat.completion"
 
 
+class FunctionCallDelta(msgspec.Struct, frozen=True):
+    name: str | UnsetType
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    index: int
+    function: FunctionCallDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class Delta(msgspec.Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
@@ -89,7 +156,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     delta: Delta
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET  # in the last chunk
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
@@ -106,6 +173,15 @@ class ChatChunk(msgspec.Struct, frozen=True):
 # ---------------------------------------------------------------- completions
 
 
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """``text_offset`` is where each token's text begins in the choice's, in characters."""
+
+    tokens: tuple[str, ...]
+    token_logprobs: tuple[float | None, ...]
+    top_logprobs: tuple[dict[str, float] | None, ...]
+    text_offset: tuple[int, ...]
+
+
 class CompletionChoice(msgspec.Struct, frozen=True):
     """Of a whole answer and of a chunk alike."""
 
@@ -113,7 +189,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
 
 
 class Completion(msgspec.Struct, frozen=True):

@@ -1,0 +1,1 @@
+"""How each endpoint writes its answers."""
