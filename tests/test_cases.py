@@ -231,7 +231,8 @@ def test_the_samples_of_one_prompt_count_it_once(target: Target) -> None:
     usages.append(events_of(stream)[-2]["usage"])
     cold, *warm = usages
     num_prompt = cold["prompt_tokens"]
-    assert cold["prompt_tokens_details"]["cached_tokens"] == 0
+    num_before = cold["prompt_tokens_details"]["cached_tokens"]
+    assert num_before < BLOCK_SIZE  # no more than the head that all chats have
     for usage in usages:
         assert usage["prompt_tokens"] == num_prompt
         assert usage["completion_tokens"] == 16
@@ -240,7 +241,7 @@ def test_the_samples_of_one_prompt_count_it_once(target: Target) -> None:
         assert usage["prompt_tokens_details"]["cached_tokens"] == num_prompt - 1
     assert grown(target, before) == {
         "prefix_cache_queries_total": 3 * num_prompt,
-        "prefix_cache_hits_total": 2 * (num_prompt - 1),
+        "prefix_cache_hits_total": num_before + 2 * (num_prompt - 1),
     }
     assert_no_trace(target)
 
