@@ -24,7 +24,8 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
 
     ``reaches_end``: the step computes the request's last token, so that the next one is sampled.
     ``takes_drawn``: that last token, then the only one, is what the step before draws, which the
-    device alone knows. All of it stays true while the step is in flight and its request goes on.
+    device alone knows. ``goes_on``: the request has room for another token after the one that is
+    sampled. All of it stays true while the step is in flight, whatever its request does.
     """
 
     request: Request
@@ -33,6 +34,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
     reaches_end: bool
     takes_drawn: bool = False
     draft_token_ids: tuple[int, ...] = ()
+    goes_on: bool = False
 
     @classmethod
     def next_of(
@@ -40,10 +42,16 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
     ) -> ScheduledRequest:
         """The request's next ``num_tokens`` own tokens, and drafts."""
         start = request.num_launched_tokens
-        num_left = request.num_tokens + request.num_placeholders - start
-        num_rows = num_tokens + len(draft_token_ids)
-        takes_drawn = start == request.num_tokens
-        return cls(request, start, num_rows, num_tokens == num_left, takes_drawn, draft_token_ids)
+        reaches_end = start + num_tokens == request.num_tokens + request.num_placeholders
+        return cls(
+            request,
+            start,
+            num_tokens + len(draft_token_ids),
+            reaches_end,
+            start == request.num_tokens,
+            draft_token_ids,
+            reaches_end and start + num_tokens + 1 < request.max_num_tokens,
+        )
 
     @property
     def num_own_tokens(self) -> int:
@@ -53,11 +61,6 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
     def own_stop(self) -> int:
         """The position after its own tokens: that of the token which is sampled at the end."""
         return self.start + self.num_scheduled_tokens - len(self.draft_token_ids)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the request has room for another token after the one that is sampled here."""
-        return self.reaches_end and self.own_stop + 1 < self.request.max_num_tokens
 
     @property
     def num_logit_rows(self) -> int:

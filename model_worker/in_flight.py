@@ -32,15 +32,19 @@ class InFlight:
     def begin(self, batch: ScheduledBatch) -> None:
         self._batches.append(batch)
         for item in batch.scheduled:
-            item.request.num_in_flight_tokens += item.num_own_tokens
-            item.request.num_placeholders += item.goes_on
+            request = item.request
+            request.num_in_flight_tokens += item.num_own_tokens
+            if item.goes_on:
+                request.num_placeholders += 1
 
     def end(self, batch: ScheduledBatch) -> None:
         oldest = self._batches.popleft()
         assert oldest is batch, "steps end in the order of their launch"
         for item in batch.scheduled:
-            item.request.num_in_flight_tokens -= item.num_own_tokens
-            item.request.num_placeholders -= item.goes_on
+            request = item.request
+            request.num_in_flight_tokens -= item.num_own_tokens
+            if item.goes_on:
+                request.num_placeholders -= 1
 
     def keep(self, request: Request) -> None:
         """``request`` has ended and is in a step."""

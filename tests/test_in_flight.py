@@ -46,7 +46,9 @@ def test_a_chunk_leaves_the_rest_and_the_end_a_placeholder() -> None:
     request.num_computed_tokens = 3
     assert marks(request) == (2, 1, 1)
     behind = step(request, 1)
-    assert behind.scheduled[0] == ScheduledRequest(request, 5, 1, True, takes_drawn=True)
+    assert behind.scheduled[0] == ScheduledRequest(
+        request, 5, 1, reaches_end=True, takes_drawn=True, goes_on=True
+    )
     assert behind.scheduled[0].own_stop == 6
     flight.begin(behind)
     flight.check_integrity()

@@ -23,6 +23,7 @@ from cache_store.events import Tier
 from cache_store.stats import TierStats
 from cache_store.transfer import TransferOrder
 from model_worker.protocol import PrefixAction, PrefixCommand, PrefixReply
+from tests.deferred import DeferredRunner
 from tests.disk_kit import files_in
 from tests.rig import FINGERPRINT, EngineRig, Reference, RigOptions, TeacherSampler, disk_cache_size
 from tests.test_token_equality import (
@@ -405,3 +406,18 @@ def test_a_damaged_folder_is_used_as_far_as_it_is_whole(tmp_path: Path) -> None:
         assert rig.num_cached("p0") == len(prompts["p0"]) - 1
         assert rig.num_cached("p2") == 45
     assert (paths[0].parent / "notes.txt").read_text() == "nor this"
+
+
+def test_blocks_come_and_go_under_steps_that_run_ahead() -> None:
+    """More prompts than the device holds, over and over: what is evicted for one is brought back
+    for another while steps are in flight."""
+    options = RigOptions(
+        block_size=8, num_blocks=24, chunk=32, max_num_seqs=3, num_host=120, runs_ahead=True
+    )
+    with rig_of("llama", options) as rig:
+        for turn in range(3):
+            wanted = references("llama", shared_prefix_prompts(9))
+            rig.check({f"{name}.{turn}": each for name, each in wanted.items()}).assert_passes()
+        assert tier_stats(rig, Tier.HOST).promoted_total > 0
+        assert isinstance(rig.runner, DeferredRunner)
+        assert rig.runner.max_queued == 2
