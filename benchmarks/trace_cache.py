@@ -19,8 +19,8 @@ from cache_store.events import Tier
 from cache_store.eviction import make_eviction_policy
 from cache_store.load_planner import LoadPlanner
 from cache_store.prefix_cache import PrefixCache
-from cache_store.tier_manager import LowerTiers
 from cache_store.transfer import TransferOrder, TransferResult
+from cache_store.transfer_desk import LowerTiers
 
 NAMESPACE = Namespace("trace")
 

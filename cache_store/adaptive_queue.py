@@ -10,14 +10,18 @@ import heapq
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from cache_store.adaptive import RETAINED, AdaptivePolicy
 from cache_store.events import Tier
 from cache_store.radix_node import QUEUE_MARKS, RadixNode
 
+if TYPE_CHECKING:
+    from cache_store.tenant_shares import TenantShare
+
 
 class AdaptiveQueue:
-    """Leaves in cells by kind and age; one of the cell that is worth least goes first.
+    """Leaves of ``owner`` in cells by kind and age; one of the cell that is worth least goes first.
 
     At most one entry per node. Entries are not looked for when a node is touched, locked or given
     a child: they are found in the wrong cell when they surface. As their ages grow they move from
@@ -28,9 +32,10 @@ class AdaptiveQueue:
 
     MIN_DEAD = 64  # below this many, entries of dead nodes are not worth a clean-up
 
-    def __init__(self, policy: AdaptivePolicy, tier: Tier) -> None:
+    def __init__(self, policy: AdaptivePolicy, tier: Tier, owner: TenantShare) -> None:
         self._policy = policy
         self._tier = tier
+        self._owner = owner
         self._mark = QUEUE_MARKS[tier]
         self._cells: dict[int, deque[RadixNode]] = {}  # none is empty for long
         self._order: list[tuple[float, int]] = []  # a heap of (rank, place) of the cells
@@ -49,7 +54,7 @@ class AdaptiveQueue:
         return chain(queued, self._retained)
 
     def holds(self, node: RadixNode) -> bool:
-        return bool(node.queue_marks & self._mark)
+        return bool(node.queue_marks & self._mark) and node.owner is self._owner
 
     def push(self, node: RadixNode) -> None:
         """Enter a node that may leave the tier; no-op if it has an entry already."""
@@ -90,11 +95,19 @@ class AdaptiveQueue:
         self._num_dead += 1
         if self._num_dead > max(self.MIN_DEAD, self._num_entries // 2):
             for place, cell in self._cells.items():
-                self._cells[place] = deque(node for node in cell if node.parent is not None)
-            self._retained = [entry for entry in self._retained if entry[1].parent is not None]
+                self._cells[place] = deque(node for node in cell if self._is_live(node))
+            self._retained = [entry for entry in self._retained if self._is_live(entry[1])]
             heapq.heapify(self._retained)
             self._num_entries -= self._num_dead
             self._num_dead = 0
+
+    def disown(self, node: RadixNode) -> None:
+        """``node`` is another's now: its entry here, if it has one, is dead."""
+        self.forget(node)
+        node.queue_marks &= ~self._mark
+
+    def _is_live(self, node: RadixNode) -> bool:
+        return node.parent is not None and node.owner is self._owner
 
     def _pop_worst(self) -> RadixNode | None:
         while self._order:
@@ -154,6 +167,10 @@ class AdaptiveQueue:
         return node
 
     def _drop_if_unfit(self, node: RadixNode) -> bool:
+        if node.owner is not self._owner:
+            self._num_entries -= 1
+            self._num_dead -= 1
+            return True
         if node.is_evictable_from(self._tier):
             return False
         self._taken(node)

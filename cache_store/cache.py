@@ -8,7 +8,7 @@ said here of "locking" is the protection of blocks from eviction.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from cache_store.block_hash import NO_HASHES, BlockHashes, Namespace
 from cache_store.events import CacheEvent
 from cache_store.prefix_match import PrefixMatch
 from cache_store.stats import CacheStats
+from cache_store.tenant_shares import TenantBlocks, TenantLimits
 from cache_store.token_bytes import TokenIds
 from cache_store.transfer import TransferJob
 
@@ -97,12 +98,13 @@ class Cache(Protocol):
         """
         ...
 
-    def acquire(self, match: PrefixMatch, bonus_s: float = 0.0) -> Lease:
+    def acquire(self, match: PrefixMatch, bonus_s: float = 0.0, tenant: str = "") -> Lease:
         """Lock exactly the matched blocks (and the partial one); they head the block table.
 
         A match that is older than the last change of the cache is made afresh first. Blocks of
         lower tiers are left out where computing them again is quicker than loading. ``bonus_s``:
-        the blocks of this lease stand as if they were used that many seconds later.
+        the blocks of this lease stand as if they were used that many seconds later. What it stores
+        is charged to ``tenant``.
         """
         ...
 
@@ -115,6 +117,11 @@ class Cache(Protocol):
         blocks that are not on the device, and sets ``lease.pending_copy`` if the match had a
         partial block.
         """
+        ...
+
+    def has_room(self, num_blocks: int, tenant: str, *, at_others_cost: bool) -> bool:
+        """Whether so many blocks of the device are free or can be evicted; ``at_others_cost``: even
+        if other tenants are left with less than their part. Changes nothing."""
         ...
 
     @property
@@ -190,6 +197,14 @@ class Cache(Protocol):
     def drop(self, namespace: Namespace, token_ids: TokenIds, keep_num_tokens: int) -> PrefixReport:
         """Drop the stored prefix beyond ``keep_num_tokens`` from every tier, but not what other
         prefixes share."""
+        ...
+
+    def set_tenant_limits(self, limits: Mapping[str, TenantLimits]) -> None:
+        """From now on these hold and no others; what is beyond a cap goes, unless it is locked."""
+        ...
+
+    def tenant_usage(self) -> Sequence[TenantBlocks]:
+        """Of the tenants that have something."""
         ...
 
     def take_events(self) -> Sequence[CacheEvent]:

@@ -11,12 +11,15 @@ import heapq
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cache_store.adaptive import AdaptivePolicy
 from cache_store.adaptive_queue import AdaptiveQueue
 from cache_store.events import Tier
 from cache_store.radix_node import QUEUE_MARKS, RadixNode
+
+if TYPE_CHECKING:
+    from cache_store.tenant_shares import TenantShare
 
 # Keys of one policy compare with each other; nobody looks inside them.
 EvictionKey = Any
@@ -68,20 +71,19 @@ def make_eviction_policy(name: str) -> EvictionPolicy:
 
 
 def make_eviction_queue(
-    policy: EvictionPolicy, tier: Tier, num_blocks: int
+    policy: EvictionPolicy, tier: Tier, owner: TenantShare
 ) -> EvictionQueue | AdaptiveQueue:
-    """The order of leaving a tier of so many blocks."""
+    """The order in which one tenant's leaves leave a tier."""
     if isinstance(policy, AdaptivePolicy):
-        policy.add_capacity(num_blocks)
-        return AdaptiveQueue(policy, tier)
-    return EvictionQueue(policy, tier)
+        return AdaptiveQueue(policy, tier, owner)
+    return EvictionQueue(policy, tier, owner)
 
 
 _Entry = tuple[EvictionKey, RadixNode]
 
 
 class EvictionQueue:
-    """Leaves that may leave one tier, in the order of their keys, at most one entry per node.
+    """Leaves of ``owner`` that may leave one tier, in the order of their keys, each once.
 
     Entries are not looked for when a node is touched, locked, moved or given a child: they are
     found outdated when they surface. Keys that arrive in rising order, as those of lru and fifo
@@ -90,9 +92,10 @@ class EvictionQueue:
 
     MIN_DEAD = 64  # below this many, entries of dead nodes are not worth a clean-up
 
-    def __init__(self, policy: KeyPolicy, tier: Tier) -> None:
+    def __init__(self, policy: KeyPolicy, tier: Tier, owner: TenantShare) -> None:
         self._policy = policy
         self._tier = tier
+        self._owner = owner
         self._mark = QUEUE_MARKS[tier]
         self._line: deque[_Entry] = deque()
         self._heap: list[_Entry] = []
@@ -109,7 +112,7 @@ class EvictionQueue:
         return self._policy
 
     def holds(self, node: RadixNode) -> bool:
-        return bool(node.queue_marks & self._mark)
+        return bool(node.queue_marks & self._mark) and node.owner is self._owner
 
     def push(self, node: RadixNode) -> None:
         """Enter a node that may leave the tier; no-op if it has an entry already."""
@@ -120,11 +123,15 @@ class EvictionQueue:
     def pop(self) -> RadixNode | None:
         """Take out the leaf to evict next; None when there is none."""
         line, heap, tier, key_of = self._line, self._heap, self._tier, self._policy.key
+        owner = self._owner
         while line or heap:
             if not heap or (line and line[0] < heap[0]):
                 entry_key, node = line.popleft()
             else:
                 entry_key, node = heapq.heappop(heap)
+            if node.owner is not owner:
+                self._num_dead -= 1
+                continue
             if not node.is_evictable_from(tier):
                 node.queue_marks &= ~self._mark
                 self._num_dead -= node.parent is None
@@ -153,10 +160,18 @@ class EvictionQueue:
             return
         self._num_dead += 1
         if self._num_dead > max(self.MIN_DEAD, len(self) // 2):
-            self._line = deque(entry for entry in self._line if entry[1].parent is not None)
-            self._heap = [entry for entry in self._heap if entry[1].parent is not None]
+            self._line = deque(entry for entry in self._line if self._is_live(entry[1]))
+            self._heap = [entry for entry in self._heap if self._is_live(entry[1])]
             heapq.heapify(self._heap)
             self._num_dead = 0
+
+    def disown(self, node: RadixNode) -> None:
+        """``node`` is another's now: its entry here, if it has one, is dead."""
+        self.forget(node)
+        node.queue_marks &= ~self._mark
+
+    def _is_live(self, node: RadixNode) -> bool:
+        return node.parent is not None and node.owner is self._owner
 
     def _enter(self, key: EvictionKey, node: RadixNode) -> None:
         if not self._line or self._line[-1][0] <= key:

@@ -5,7 +5,7 @@ Owns no state. Walks everything, so it is for tests and idle moments, never for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from cache_store.adaptive_queue import AdaptiveQueue
@@ -15,6 +15,7 @@ from cache_store.events import Tier
 from cache_store.eviction import EvictionQueue
 from cache_store.radix_node import RadixNode, RootNode, is_arriving
 from cache_store.radix_tree import RadixTree
+from cache_store.tenant_shares import TenantShare
 from cache_store.token_bytes import TOKEN_BYTES
 
 
@@ -56,9 +57,45 @@ def check_tree(tree: RadixTree, locks: Mapping[RadixNode, int]) -> dict[Tier, li
     assert not expected_locks, "a lease holds a node that is not in the tree"
     for tier, block_ids in owned.items():
         assert residency.num_cached[tier] == len(block_ids), "cached blocks miscounted"
-        _check_queue(residency.queues[tier], tier, seen)
     assert residency.num_evictable == num_evictable, "evictable blocks miscounted"
+    of_tenant: dict[str, list[RadixNode]] = {}
+    for node in seen:
+        of_tenant.setdefault(node.owner.tenant, []).append(node)
+    for share in residency.shares:
+        _check_share(share, of_tenant.pop(share.tenant, []))
+    assert not of_tenant, "blocks are charged to a tenant that is not known"
     return owned
+
+
+def check_charges(shares: Iterable[TenantShare], leases: Iterable[tuple[TenantShare, int]]) -> None:
+    """Assert that each tenant is charged with the private blocks of its own leases."""
+    charged: dict[str, tuple[int, int]] = {}
+    for share, num_private in leases:
+        before = charged.get(share.tenant, (0, 0))
+        charged[share.tenant] = (before[0] + 1, before[1] + num_private)
+    for share in shares:
+        expected = charged.pop(share.tenant, (0, 0))
+        assert (share.num_leases, share.num_private) == expected, "private blocks miscounted"
+    assert not charged, "a lease of a tenant that is not known"
+
+
+def _check_share(share: TenantShare, nodes: Sequence[RadixNode]) -> None:
+    """Assert the account of one tenant, whose ``nodes`` these are, and its queues."""
+    for node in nodes:
+        assert node.owner is share, "two accounts of one tenant"
+    for tier, queue in share.queues.items():
+        copies = [ids for node in nodes if (ids := node.ids_in(tier)) is not None]
+        assert share.num_cached[tier] == sum(map(len, copies)), "a tenant's blocks miscounted"
+        leaving = [node.num_blocks for node in nodes if _is_leaving(node, tier)]
+        assert share.num_leaving[tier] == sum(leaving), "a tenant's leaving blocks miscounted"
+        _check_queue(queue, tier, nodes)
+    evictable = [n.block_ids for n in nodes if n.lock_ref == 0 and n.block_ids is not None]
+    assert share.num_evictable == sum(map(len, evictable)), "a tenant's blocks miscounted"
+
+
+def _is_leaving(node: RadixNode, tier: Tier) -> bool:
+    job = node.transfer
+    return job is not None and job.is_pending and job.frees_source and job.order.source is tier
 
 
 def _check_residency(node: RadixNode, owned: dict[Tier, list[int]]) -> None:
@@ -83,7 +120,8 @@ def _check_residency(node: RadixNode, owned: dict[Tier, list[int]]) -> None:
 def _check_queue(
     queue: EvictionQueue | AdaptiveQueue, tier: Tier, nodes: Sequence[RadixNode]
 ) -> None:
-    """Assert that whatever may leave the tier is queued, under a key that is not too large."""
+    """Assert that whatever of one tenant may leave the tier is queued, under a key that is not too
+    large."""
     entries = {id(node): key for key, node in queue}
     assert len(entries) == len(queue), "a node is queued twice"
     for node in nodes:

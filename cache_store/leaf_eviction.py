@@ -6,11 +6,14 @@ all of the leaves is done once. Knows nothing of other tiers.
 
 from __future__ import annotations
 
+from cache_store.adaptive_queue import AdaptiveQueue
 from cache_store.block_pool import BlockPool
 from cache_store.events import Tier
+from cache_store.eviction import EvictionQueue
 from cache_store.radix_node import RadixNode
 from cache_store.radix_tree import RadixTree
 from cache_store.stats import TierCounters
+from cache_store.tenant_shares import TenantShare
 
 _DEVICE = Tier.DEVICE
 
@@ -55,18 +58,34 @@ class LeafEviction:
             self._pool.free(self._evict(missing))
         return self._pool.num_free >= num_blocks
 
+    def cut_back(self, share: TenantShare) -> None:
+        """Evict what ``share`` has beyond its cap, as far as nobody holds it."""
+        excess = share.num_over_cap(_DEVICE)
+        if excess > 0:
+            self._counters.dropped += _evict_from(self._tree, share.queues[_DEVICE], excess)
+            self._pool.free(self._tree.residency.take_given_up(_DEVICE))
+
     def _evict(self, num_blocks: int) -> list[int]:
         self._counters.dropped += evict_leaves(self._tree, num_blocks)
         return sorted(self._tree.residency.take_given_up(_DEVICE))
 
 
 def evict_leaves(tree: RadixTree, num_blocks: int) -> int:
-    """Let up to ``num_blocks`` blocks go that are on the device alone; how many went.
+    """Let up to ``num_blocks`` blocks go that are on the device alone; how many went."""
+    left = num_blocks
+    for queue, most in tree.residency.shares.sources(_DEVICE):
+        left -= _evict_from(tree, queue, left if most is None else min(left, most))
+        if left == 0:
+            break
+    return num_blocks - left
+
+
+def _evict_from(tree: RadixTree, queue: EvictionQueue | AdaptiveQueue, num_blocks: int) -> int:
+    """The same of one tenant's leaves.
 
     Of the last leaf only as much as is wanted, from its end: what is left of it stays the next.
     """
     residency = tree.residency
-    queue = residency.queues[_DEVICE]
     pop, detach = queue.pop, tree.detach
     leaves: list[RadixNode] = []
     left = num_blocks

@@ -6,7 +6,7 @@ thread-safe: owned by the engine thread.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from cache_store.block import num_blocks_for
 from cache_store.block_hash import Namespace
@@ -16,6 +16,7 @@ from cache_store.events import CacheEvent
 from cache_store.integrity import check_ownership
 from cache_store.prefix_match import PrefixMatch
 from cache_store.stats import CacheStats
+from cache_store.tenant_shares import TenantBlocks, TenantLimits
 from cache_store.token_bytes import TokenIds
 
 
@@ -37,7 +38,7 @@ class NullCache:
     def match(self, namespace: Namespace, token_ids: TokenIds) -> PrefixMatch:
         return PrefixMatch(namespace, token_ids)
 
-    def acquire(self, match: PrefixMatch, bonus_s: float = 0.0) -> Lease:
+    def acquire(self, match: PrefixMatch, bonus_s: float = 0.0, tenant: str = "") -> Lease:
         lease = Lease(match.namespace)
         self._leases.add(lease)
         return lease
@@ -68,6 +69,9 @@ class NullCache:
     def continuation(self, lease: Lease, token_ids: TokenIds, max_num_tokens: int) -> TokenIds:
         self._check_lease(lease)
         return token_ids[:0]
+
+    def has_room(self, num_blocks: int, tenant: str, *, at_others_cost: bool) -> bool:
+        return num_blocks <= self._pool.num_free
 
     @property
     def has_transfers(self) -> bool:
@@ -100,6 +104,12 @@ class NullCache:
 
     def drop(self, namespace: Namespace, token_ids: TokenIds, keep_num_tokens: int) -> PrefixReport:
         return PrefixReport()
+
+    def set_tenant_limits(self, limits: Mapping[str, TenantLimits]) -> None:
+        pass
+
+    def tenant_usage(self) -> Sequence[TenantBlocks]:
+        return ()
 
     def take_events(self) -> Sequence[CacheEvent]:
         return ()

@@ -23,6 +23,19 @@ class PrefixActions:
         self._tree = tree
         self._tiers = tiers
 
+    def reset(self) -> int:
+        """Drop all that is not locked, in all tiers; the number of blocks."""
+        num_blocks = 0
+        held: list[RadixNode] = list(self._tree.roots.values())
+        for node in held:  # grows while it is walked
+            for child in list(node.children or ()):
+                if child.lock_ref:
+                    held.append(child)
+                else:
+                    num_blocks += self._tree.drop(child)
+        self._tiers.collect()
+        return num_blocks
+
     def inspect(self, namespace: Namespace, token_ids: TokenIds) -> PrefixReport:
         return _report(self._tree.match_prefix(namespace, token_ids))
 

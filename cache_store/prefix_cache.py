@@ -7,10 +7,8 @@ Not thread-safe: owned by the engine thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from cache_store.adaptive import Visit
 from cache_store.block import num_blocks_for
 from cache_store.block_hash import HASH_BYTES, Namespace
 from cache_store.block_pool import BlockPool
@@ -18,46 +16,21 @@ from cache_store.cache import Lease, PrefixReport, RowCopy
 from cache_store.continuation import find_continuation
 from cache_store.events import EVENT_CHUNK_TOKENS, CacheEvent, Tier
 from cache_store.eviction import EvictionPolicy
-from cache_store.integrity import check_ownership, check_tree
+from cache_store.holding import Holding
+from cache_store.integrity import check_charges, check_ownership, check_tree
 from cache_store.load_planner import LoadPlan
 from cache_store.prefix_actions import PrefixActions
 from cache_store.prefix_match import PrefixMatch
-from cache_store.radix_node import RadixNode, arriving_ids, is_arriving, path_of
+from cache_store.radix_node import RadixNode, arriving_ids, is_arriving
 from cache_store.radix_tree import RadixTree, no_time
 from cache_store.restore import StoredBlock, restore_blocks
-from cache_store.stats import CacheStats, TierStats
-from cache_store.tier_manager import LowerTiers, TierManager
+from cache_store.stats import CacheStats
+from cache_store.tenant_shares import TenantBlocks, TenantLimits
+from cache_store.tier_manager import TierManager
 from cache_store.token_bytes import TokenIds, encode_tokens
+from cache_store.transfer_desk import LowerTiers
 
 _NS_PER_S = 1_000_000_000
-
-
-@dataclass(slots=True)
-class _Holding:
-    """What one lease holds: a locked path, and in its block table the blocks after that path.
-
-    ``block_ids[:num_shared]`` of the lease stand for the locked path; a table shorter than that
-    lacks what is to be loaded. ``duplicates`` are blocks of the table that are the lease's own,
-    because the tree has others in their places. ``source`` is the locked node whose first
-    ``num_rows`` rows are to be copied.
-    """
-
-    node: RadixNode
-    num_shared: int
-    bonus_ns: int
-    plan: LoadPlan | None  # of a hit in lower tiers, until it is followed
-    visit: Visit | None
-    source: RadixNode | None = None
-    num_rows: int = 0
-    duplicates: list[int] = field(default_factory=list)
-
-    def unloaded(self, lease: Lease) -> list[RadixNode]:
-        """The nodes that have no block in the table yet, parents first. Asked for each time, since
-        others may split them."""
-        num_ready = len(lease.block_ids)
-        if num_ready >= self.num_shared:
-            return []
-        return [node for node in path_of(self.node) if node.start >= num_ready]
 
 
 class PrefixCache:
@@ -90,8 +63,8 @@ class PrefixCache:
         )
         self._tiers = TierManager(self._tree, self._pool, lower)
         self._actions = PrefixActions(self._tree, self._tiers)
-        self._lower = lower
-        self._holdings: dict[Lease, _Holding] = {}
+        self._shares = self._tree.residency.shares
+        self._holdings: dict[Lease, Holding] = {}
         self._stored_total = 0
 
     @property
@@ -101,7 +74,8 @@ class PrefixCache:
     def match(self, namespace: Namespace, token_ids: TokenIds) -> PrefixMatch:
         return self._tree.match_prefix(namespace, token_ids)
 
-    def acquire(self, match: PrefixMatch, bonus_s: float = 0.0) -> Lease:
+    def acquire(self, match: PrefixMatch, bonus_s: float = 0.0, tenant: str = "") -> Lease:
+        share = self._shares.begin(tenant)
         match = self._tree.current(match)
         bonus_ns = int(bonus_s * _NS_PER_S)
         plan = self._plan(match)
@@ -109,7 +83,10 @@ class PrefixCache:
         ready: list[int] = []
         is_ready = True
         in_tier = dict.fromkeys(Tier, 0)
+        nobody = self._shares.nobody
         for node in prefix.path:
+            if node.owner is nobody and share is not nobody:
+                self._shares.adopt(node, share)
             in_tier[node.tier] += node.num_blocks * self._block_size
             is_ready = is_ready and node.block_ids is not None
             if is_ready:
@@ -119,9 +96,10 @@ class PrefixCache:
         lease = Lease(match.namespace, ready, sum(in_tier.values()))
         lease.num_host_tokens, lease.num_disk_tokens = in_tier[Tier.HOST], in_tier[Tier.DISK]
         num_shared = sum(node.num_blocks for node in prefix.path)
-        self._holdings[lease] = _Holding(
-            prefix.node, num_shared, bonus_ns, plan, prefix.visit, prefix.source, prefix.num_rows
-        )
+        self._holdings[lease] = Holding(
+            share, prefix.node, num_shared, bonus_ns, plan, prefix.visit,
+            prefix.source, prefix.num_rows,
+        )  # fmt: skip
         return lease
 
     def allocate(self, lease: Lease, num_tokens: int, num_lookahead_tokens: int = 0) -> bool:
@@ -131,7 +109,7 @@ class PrefixCache:
         if num_needed <= num_ready >= holding.num_shared:
             return True  # most often: a block holds the tokens of many steps
         if num_ready >= holding.num_shared and holding.source is None and holding.plan is None:
-            return self._grow(lease, num_needed - num_ready)
+            return self._grow(lease, holding, num_needed - num_ready)
         unloaded = holding.unloaded(lease)
         num_private = num_needed - max(num_ready, holding.num_shared)
         to_load = _to_load(unloaded, holding.source)
@@ -146,7 +124,7 @@ class PrefixCache:
             if not self._tiers.make_room(Tier.DEVICE, num_missing):
                 return False
             self._load(lease, holding.source, unloaded, to_load)
-        if num_private > 0 and not self._grow(lease, num_private):
+        if num_private > 0 and not self._grow(lease, holding, num_private):
             return False  # with something to load there was room made for all
         if holding.plan is not None:
             self._tiers.count_plan(holding.plan)
@@ -192,14 +170,16 @@ class PrefixCache:
                 self._drop_source(holding)
             lease.pending_copy = None
         self._commit(lease, holding, token_ids, num_computed_tokens)
+        share = holding.share
         private = holding.duplicates + lease.block_ids[holding.num_shared :]
+        share.num_private -= len(private)
         end = holding.node
         start = holding.num_shared * self._block_size
         if num_computed_tokens > start:
             assert num_computed_tokens <= len(token_ids), "more tokens computed than there are"
             encoded = encode_tokens(token_ids[start:num_computed_tokens])
             block_id = lease.block_ids[holding.num_shared]
-            insertion = self._tree.insert_partial(end, encoded, block_id)
+            insertion = self._tree.insert_partial(end, encoded, block_id, share)
             if not insertion.duplicates:
                 private.remove(block_id)
                 self._stored_total += 1
@@ -211,7 +191,9 @@ class PrefixCache:
         self._pool.free(private)
         self._tiers.save_later(end)
         self._tiers.sweep()
+        self._tiers.cut_back(share)
         self._tiers.collect()
+        share.num_leases -= 1
         del self._holdings[lease]
 
     def continuation(self, lease: Lease, token_ids: TokenIds, max_num_tokens: int) -> TokenIds:
@@ -225,9 +207,7 @@ class PrefixCache:
         return restore_blocks(self._tree, self._tiers.pools[Tier.DISK], found)
 
     def reset(self) -> int:
-        num_blocks = self._tree.clear()
-        self._tiers.collect()
-        return num_blocks
+        return self._actions.reset()
 
     def inspect(self, namespace: Namespace, token_ids: TokenIds) -> PrefixReport:
         return self._actions.inspect(namespace, token_ids)
@@ -242,6 +222,22 @@ class PrefixCache:
 
     def drop(self, namespace: Namespace, token_ids: TokenIds, keep_num_tokens: int) -> PrefixReport:
         return self._actions.drop(namespace, token_ids, keep_num_tokens)
+
+    def has_room(self, num_blocks: int, tenant: str, *, at_others_cost: bool) -> bool:
+        num_free, num_evictable = self._pool.num_free, self._tree.residency.num_evictable
+        if num_blocks > num_free + num_evictable or at_others_cost:
+            return num_blocks <= num_free + num_evictable
+        share = self._shares.of(tenant)
+        return num_blocks <= self._shares.num_obtainable(share, num_free, num_evictable)
+
+    def set_tenant_limits(self, limits: Mapping[str, TenantLimits]) -> None:
+        self._shares.set_limits(limits)
+        for share in self._shares:
+            self._tiers.cut_back(share)
+        self._tiers.collect()
+
+    def tenant_usage(self) -> Sequence[TenantBlocks]:
+        return self._shares.usage()
 
     def take_events(self) -> Sequence[CacheEvent]:
         return self._tree.residency.take_events()
@@ -264,29 +260,7 @@ class PrefixCache:
             stored_total=self._stored_total,
             evicted_total=sum(counters.dropped for counters in self._tiers.counters.values()),
             num_transfers=self._tiers.num_transfers,
-            tiers=self._tier_stats(),
-        )
-
-    def _tier_stats(self) -> tuple[TierStats, ...]:
-        if self._lower is None:
-            return ()
-        return tuple(
-            TierStats(
-                tier=tier,
-                num_blocks=num_blocks,
-                num_cached=self._tree.residency.num_cached[tier],
-                promoted_total=counters.promoted,
-                stored_total=counters.stored,
-                dropped_total=counters.dropped,
-                failed_total=counters.failed,
-                loads_total=counters.loads,
-                recomputes_total=counters.recomputes,
-                load_s_total=counters.load_s,
-                recompute_s_total=counters.recompute_s,
-                load_block_s=self._lower.planner.block_s(tier),
-            )
-            for tier, num_blocks in self._lower.num_blocks.items()
-            for counters in (self._tiers.counters[tier],)
+            tiers=self._tiers.stats(),
         )
 
     def check_integrity(self, leases: Collection[Lease]) -> None:
@@ -294,10 +268,13 @@ class PrefixCache:
         assert set(leases) == set(self._holdings), "leases lost or used after their release"
         locks: dict[RadixNode, int] = {}
         private: list[int] = []
+        charges = []
         for lease, holding in self._holdings.items():
             num_ready = holding.num_shared - sum(n.num_blocks for n in holding.unloaded(lease))
             assert num_ready <= len(lease.block_ids), "shared blocks beyond the table"
-            private += holding.duplicates + lease.block_ids[holding.num_shared :]
+            own = holding.duplicates + lease.block_ids[holding.num_shared :]
+            private += own
+            charges.append((holding.share, len(own)))
             for node in (holding.node, holding.source):
                 if node is not None:
                     locks[node] = locks.get(node, 0) + 1
@@ -305,13 +282,14 @@ class PrefixCache:
         for node in (node for job in jobs for node in job.targets):
             locks[node] = locks.get(node, 0) + 1
         owned = check_tree(self._tree, locks)
+        check_charges(self._shares, charges)
         for tier, pool in self._tiers.pools.items():
             held = private if tier is Tier.DEVICE else []
             writing = (job.targets.values() for job in jobs if job.order.target is tier)
             arriving = [block_id for targets in writing for ids in targets for block_id in ids]
             check_ownership(pool, owned[tier], [*held, *arriving])
 
-    def _holding(self, lease: Lease) -> _Holding:
+    def _holding(self, lease: Lease) -> Holding:
         holding = self._holdings.get(lease)
         assert holding is not None, "this lease was released, or is another cache's"
         return holding
@@ -344,13 +322,17 @@ class PrefixCache:
         for node in unloaded:
             lease.block_ids += arriving_ids(node)
 
-    def _grow(self, lease: Lease, num_blocks: int) -> bool:
+    def _grow(self, lease: Lease, holding: Holding, num_blocks: int) -> bool:
         """Add private blocks to the table, or none if not all can be had."""
+        holding.share.num_private += num_blocks  # before it is asked who has most
         taken = self._tiers.take(num_blocks, lease.block_ids[-1] if lease.block_ids else None)
-        lease.block_ids += taken or ()
-        return taken is not None
+        if taken is None:
+            holding.share.num_private -= num_blocks
+            return False
+        lease.block_ids += taken
+        return True
 
-    def _can_have(self, lease: Lease, holding: _Holding, num_blocks: int) -> bool:
+    def _can_have(self, lease: Lease, holding: Holding, num_blocks: int) -> bool:
         """Whether ``num_blocks`` blocks are free or can be evicted; False changes nothing."""
         num_available = self._tiers.num_available
         if num_available < num_blocks:
@@ -362,7 +344,7 @@ class PrefixCache:
             self._forgo_rows(lease, holding)
         return True
 
-    def _forgo_rows(self, lease: Lease, holding: _Holding) -> None:
+    def _forgo_rows(self, lease: Lease, holding: Holding) -> None:
         assert holding.source is not None
         tier = holding.source.tier
         lease.num_cached_tokens -= holding.num_rows
@@ -370,14 +352,14 @@ class PrefixCache:
         lease.num_disk_tokens -= holding.num_rows if tier is Tier.DISK else 0
         self._drop_source(holding)
 
-    def _drop_source(self, holding: _Holding) -> None:
+    def _drop_source(self, holding: Holding) -> None:
         assert holding.source is not None
         self._tree.unlock(holding.source)
         holding.source = None
         holding.num_rows = 0
 
     def _commit(
-        self, lease: Lease, holding: _Holding, token_ids: TokenIds, num_computed_tokens: int
+        self, lease: Lease, holding: Holding, token_ids: TokenIds, num_computed_tokens: int
     ) -> None:
         start, end = holding.num_shared, num_computed_tokens // self._block_size
         if end <= start:
@@ -386,11 +368,16 @@ class PrefixCache:
         assert num_computed_tokens <= len(token_ids), "more tokens computed than there are"
         encoded = encode_tokens(token_ids[start * self._block_size : end * self._block_size])
         hashes = lease.block_hashes.joined[start * HASH_BYTES : end * HASH_BYTES]
-        insertion = self._tree.insert(holding.node, encoded, lease.block_ids[start:end], hashes)
+        share = holding.share
+        offered = lease.block_ids[start:end]
+        insertion = self._tree.insert(holding.node, encoded, offered, share, hashes)
         holding.node = insertion.node
         holding.num_shared = end
         holding.duplicates += insertion.duplicates
-        self._stored_total += end - start - len(insertion.duplicates)
+        num_stored = end - start - len(insertion.duplicates)
+        share.num_private -= num_stored
+        self._stored_total += num_stored
+        self._tiers.cut_back(share)
         self._tiers.collect()
 
 

@@ -20,6 +20,7 @@ from cache_store.token_bytes import TOKEN_BYTES, TokenBytes
 
 if TYPE_CHECKING:
     from cache_store.adaptive import Cohort
+    from cache_store.tenant_shares import TenantShare
     from cache_store.transfer import TransferJob
 
 
@@ -36,7 +37,8 @@ class RadixNode:
     none; a node in the tree has at least one. ``tier`` is the quickest of them, and no quicker
     than the parent's. ``transfer`` is the job that is copying this node, if any. ``lock_ref``
     counts the locks on this node and below it. ``last_access`` and ``created`` are readings of the
-    tree's clock, ``cohort`` is the adaptive policy's. A node that has left the tree has no parent.
+    tree's clock, ``cohort`` is the adaptive policy's. ``owner`` is charged with its blocks. A node
+    that has left the tree has no parent.
     """
 
     __slots__ = (
@@ -51,6 +53,7 @@ class RadixNode:
         "num_device_children",
         "num_hits",
         "num_host_children",
+        "owner",
         "parent",
         "queue_marks",
         "start",
@@ -59,9 +62,15 @@ class RadixNode:
     )
 
     def __init__(
-        self, parent: RadixNode | None, tokens: bytearray, start: int, created: int
+        self,
+        parent: RadixNode | None,
+        tokens: bytearray,
+        start: int,
+        created: int,
+        owner: TenantShare,
     ) -> None:
         self.parent = parent
+        self.owner = owner
         self.tokens = tokens
         self.start = start
         self.block_ids: array[int] | None = None
@@ -140,8 +149,8 @@ class RootNode(RadixNode):
 
     __slots__ = ("root_hash",)
 
-    def __init__(self, root_hash: bytes, created: int) -> None:
-        super().__init__(None, bytearray(), 0, created)
+    def __init__(self, root_hash: bytes, created: int, nobody: TenantShare) -> None:
+        super().__init__(None, bytearray(), 0, created, nobody)
         self.block_ids = array("i")
         self.root_hash = root_hash
 

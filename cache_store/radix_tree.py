@@ -27,6 +27,7 @@ from cache_store.prefix_match import (
 from cache_store.prefix_search import find_prefix
 from cache_store.radix_node import RadixNode, RootNode, is_arriving, path_of
 from cache_store.residency import Residency
+from cache_store.tenant_shares import TenantShare
 from cache_store.token_bytes import TOKEN_BYTES, TokenIds, encode_tokens, num_common_tokens
 
 
@@ -55,7 +56,8 @@ class RadixTree:
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
         self.roots: dict[bytes, RootNode] = {}
-        self.residency = Residency(capacities, policy, event_blocks, self.block_bytes)
+        self.residency = Residency(capacities, policy, clock_ns, event_blocks, self.block_bytes)
+        self._nobody = self.residency.shares.nobody  # whom blocks without a tenant are charged to
         self._clock_ns = clock_ns
         self._clock = 0
         self._version = 0  # changes whenever a TreePosition may have become untrue
@@ -135,8 +137,8 @@ class RadixTree:
         """Protect the path from ``node`` to its root from eviction."""
         step: RadixNode | None = node
         while step is not None:
-            if step.lock_ref == 0 and step.block_ids is not None:
-                self.residency.num_evictable -= len(step.block_ids)
+            if step.lock_ref == 0 and step.block_ids:
+                self.residency.count_evictable(step, -len(step.block_ids))
             step.lock_ref += 1
             step = step.parent
 
@@ -147,8 +149,8 @@ class RadixTree:
             assert step.lock_ref > 0, "unlocked more often than locked"
             step.lock_ref -= 1
             if step.lock_ref == 0:
-                if step.block_ids is not None:
-                    self.residency.num_evictable += len(step.block_ids)
+                if step.block_ids:
+                    self.residency.count_evictable(step, len(step.block_ids))
                 self._on_idle(step)
             step = step.parent
 
@@ -167,14 +169,19 @@ class RadixTree:
     # ------------------------------------------------------------ insert
 
     def insert(
-        self, node: RadixNode, encoded: bytes, block_ids: Sequence[int], hashes: bytes = b""
+        self,
+        node: RadixNode,
+        encoded: bytes,
+        block_ids: Sequence[int],
+        owner: TenantShare,
+        hashes: bytes = b"",
     ) -> Insertion:
         """Store full blocks below ``node`` and move one lock of ``node`` down to their end.
 
-        ``encoded`` holds the tokens of exactly ``block_ids``, ``hashes`` those that are known of
-        the first of them. What is on the device already, or on
-        its way there, is left as it is, and the offered blocks for it are returned as duplicates;
-        what is in a lower tier only takes the offered blocks as its copy on the device.
+        ``encoded`` holds the tokens of exactly ``block_ids``, ``hashes`` those of the first, if
+        known. What is on the device or on its way there is left as it is, and the blocks offered
+        for it are returned as duplicates; what is in a lower tier only takes them as its copy on
+        the device. ``owner`` is charged with what is new.
         """
         duplicates: list[int] = []
         index = 0
@@ -183,7 +190,7 @@ class RadixTree:
             if child is None:
                 rest, ids = encoded[index * self.block_bytes :], array("i", block_ids[index:])
                 self._set_hashes(node, rest, ids, hashes[index * HASH_BYTES :])
-                node = self._append(node, rest, ids)
+                node = self._append(node, rest, ids, owner)
                 break
             offered = block_ids[index : index + child.num_blocks]
             if child.block_ids is None and not is_arriving(child):
@@ -191,13 +198,15 @@ class RadixTree:
             else:
                 duplicates.extend(offered)
             if child.lock_ref == 0 and child.block_ids is not None:
-                self.residency.num_evictable -= len(child.block_ids)
+                self.residency.count_evictable(child, -len(child.block_ids))
             child.lock_ref += 1
             index += child.num_blocks
             node = child
         return Insertion(node, duplicates)
 
-    def insert_partial(self, node: RadixNode, encoded: bytes, block_id: int) -> Insertion:
+    def insert_partial(
+        self, node: RadixNode, encoded: bytes, block_id: int, owner: TenantShare
+    ) -> Insertion:
         """Store a partly filled block as a leaf below ``node``, unlocked.
 
         It comes back as a duplicate if some child of ``node`` begins with the same tokens.
@@ -207,7 +216,7 @@ class RadixTree:
             return Insertion(node, [block_id])
         ids = array("i", [block_id])
         self._set_hashes(node, encoded, ids)
-        return Insertion(self._add_leaf(node, encoded, ids, lock_ref=0), [])
+        return Insertion(self._add_leaf(node, encoded, ids, 0, owner), [])
 
     def restore(
         self,
@@ -226,7 +235,7 @@ class RadixTree:
             return None
         self.residency.set_hashes(Tier.DISK, ids, hashes)
         self._clock = max(self._clock, last_access)
-        return self._new_leaf(above, encoded, Tier.DISK, ids, lock_ref=0, created=last_access)
+        return self._new_leaf(above, encoded, Tier.DISK, ids, 0, last_access, self._nobody)
 
     # ------------------------------------------------------------ copies
 
@@ -260,18 +269,6 @@ class RadixTree:
         self.detach(node)
         return num_blocks
 
-    def clear(self) -> int:
-        """Drop all that is not locked, in all tiers; the number of blocks."""
-        num_blocks = 0
-        held: list[RadixNode] = list(self.roots.values())
-        for node in held:  # grows while it is walked
-            for child in list(node.children or ()):
-                if child.lock_ref:
-                    held.append(child)
-                else:
-                    num_blocks += self.drop(child)
-        return num_blocks
-
     def split_tail(self, node: RadixNode, num_blocks: int) -> None:
         """Leave ``node`` with its last ``num_blocks`` blocks, the others in a new parent."""
         if num_blocks < node.num_blocks:
@@ -282,7 +279,7 @@ class RadixTree:
     def _root(self, root_hash: bytes) -> RootNode:
         root = self.roots.get(root_hash)
         if root is None:
-            root = self.roots[root_hash] = RootNode(root_hash, self._clock)
+            root = self.roots[root_hash] = RootNode(root_hash, self._clock, self._nobody)
         return root
 
     def _shared_child(self, node: RadixNode, encoded: bytes, start: int) -> RadixNode | None:
@@ -294,12 +291,14 @@ class RadixTree:
         num_common = num_common_tokens(child.tokens, offered) // self.block_size
         return child if num_common == child.num_blocks else self._split(child, num_common)
 
-    def _append(self, node: RadixNode, encoded: bytes, ids: array[int]) -> RadixNode:
+    def _append(
+        self, node: RadixNode, encoded: bytes, ids: array[int], owner: TenantShare
+    ) -> RadixNode:
         """Store blocks that no child of ``node`` shares; the node they end in, locked once."""
         is_own = node.lock_ref == 1 and node.num_hits == 0 and node.children is None
         is_plain = node.host_ids is None and node.disk_ids is None and node.transfer is None
-        if not (is_own and is_plain) or node.parent is None:
-            return self._add_leaf(node, encoded, ids, lock_ref=1)
+        if not (is_own and is_plain) or node.parent is None or node.owner is not owner:
+            return self._add_leaf(node, encoded, ids, 1, owner)
         # Only the caller holds this leaf, and it was never hit, so its stamps and counts are
         # true of the new blocks too: a growing answer stays one edge.
         node.tokens += encoded
@@ -308,7 +307,7 @@ class RadixTree:
         return node
 
     def _add_leaf(
-        self, parent: RadixNode, encoded: bytes, ids: array[int], lock_ref: int
+        self, parent: RadixNode, encoded: bytes, ids: array[int], lock_ref: int, owner: TenantShare
     ) -> RadixNode:
         """A new child on the device; a partial leaf that it makes redundant goes."""
         if parent.children is not None:
@@ -316,7 +315,7 @@ class RadixTree:
             if before is not None and before.lock_ref == 0 and encoded.startswith(before.tokens):
                 self.drop(before)
         self._clock += 1
-        return self._new_leaf(parent, encoded, Tier.DEVICE, ids, lock_ref, self._clock)
+        return self._new_leaf(parent, encoded, Tier.DEVICE, ids, lock_ref, self._clock, owner)
 
     def _new_leaf(
         self,
@@ -326,8 +325,10 @@ class RadixTree:
         ids: array[int],
         lock_ref: int,
         created: int,
+        owner: TenantShare,
     ) -> RadixNode:
-        leaf = RadixNode(parent, bytearray(encoded), parent.start + parent.num_blocks, created)
+        start = parent.start + parent.num_blocks
+        leaf = RadixNode(parent, bytearray(encoded), start, created, owner)
         leaf.lock_ref = lock_ref
         if tier is Tier.DEVICE:
             leaf.last_access = 0  # its first release says how late it counts as used
@@ -353,7 +354,7 @@ class RadixTree:
         assert parent.children is not None
         assert 0 < num_blocks < node.num_blocks, "a split needs blocks on both sides"
         cut = num_blocks * self.block_bytes
-        upper = RadixNode(parent, node.tokens[:cut], node.start, node.created)
+        upper = RadixNode(parent, node.tokens[:cut], node.start, node.created, node.owner)
         upper.lock_ref, upper.num_hits = node.lock_ref, node.num_hits
         upper.last_access, upper.transfer = node.last_access, node.transfer
         self.residency.split(node, upper, num_blocks)

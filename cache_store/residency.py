@@ -1,23 +1,25 @@
 """In which tiers the nodes of the tree are, and what follows from it.
 
-Owns the copies' accounting: counts by tier, the order in which copies leave a tier, the hash of
-every block that is stored, the ids that were given up, and the events that tell others. It changes
-a node's copies and never the shape of the tree. Knows nothing of pools, tensors or transfers.
+Owns the copies' accounting: counts by tier and by tenant, the hash of every block that is stored,
+the ids that were given up, and the events that tell others; the order in which copies leave a tier
+is tenant_shares'. It changes a node's copies and never the shape of the tree. Knows nothing of
+pools, tensors or transfers.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from cache_store.adaptive import AdaptivePolicy, Visit
 from cache_store.block_hash import HASH_BYTES
 from cache_store.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Tier
-from cache_store.eviction import EvictionPolicy, make_eviction_queue
+from cache_store.eviction import EvictionPolicy
 from cache_store.radix_node import RadixNode, is_lost
+from cache_store.tenant_shares import TenantShare, TenantShares
 
 # Events that nobody takes are not collected for ever: their readers start again from a snapshot.
 MAX_EVENTS = 10_000
@@ -27,8 +29,8 @@ _DEVICE = Tier.DEVICE
 class Residency:
     """``capacities`` bounds the block ids of each tier that exists; DEVICE always does.
 
-    ``event_blocks``: every that many blocks of a path make an event; 0 makes none.
-    ``block_bytes``: those of a full block's tokens.
+    ``clock_ns`` tells what recency is measured in. ``event_blocks``: every that many blocks of a
+    path make an event; 0 makes none. ``block_bytes``: those of a full block's tokens.
     """
 
     MIN_STALE_SPARES = 1024
@@ -37,15 +39,13 @@ class Residency:
         self,
         capacities: Mapping[Tier, int],
         policy: EvictionPolicy,
+        clock_ns: Callable[[], int],
         event_blocks: int = 0,
         block_bytes: int = 0,
     ) -> None:
         self._reuse = policy if isinstance(policy, AdaptivePolicy) else None
         self._block_bytes = block_bytes
-        self.queues = {
-            tier: make_eviction_queue(policy, tier, num_blocks)
-            for tier, num_blocks in capacities.items()
-        }
+        self.shares = TenantShares(capacities, policy, clock_ns)
         self.num_cached = dict.fromkeys(capacities, 0)  # blocks of the tree, by tier
         self.num_evictable = 0  # of those on the device, not locked
         self._hashes = {
@@ -95,8 +95,9 @@ class Residency:
             self._hashes[tier][ids] = self._hashes[before][node.ids_in(before)]
         node.set_ids(tier, ids)
         self.num_cached[tier] += len(ids)
-        if tier is Tier.DEVICE and node.lock_ref == 0:
-            self.num_evictable += len(ids)
+        node.owner.num_cached[tier] += len(ids)
+        if tier is _DEVICE and node.lock_ref == 0:
+            self.count_evictable(node, len(ids))
         if before is not None:
             self._note_spare(node, tier if node.tier is before else before)
         self._moved(node, before)
@@ -116,9 +117,9 @@ class Residency:
         if self._reuse is not None and all(node.ids_in(other) is None for other in others):
             self._leaves(self._reuse, node)
         node.set_ids(tier, None)
-        self._let_go(tier, ids)
-        if tier is Tier.DEVICE and node.lock_ref == 0:
-            self.num_evictable -= len(ids)
+        self._let_go(node.owner, tier, ids)
+        if tier is _DEVICE and node.lock_ref == 0:
+            self.count_evictable(node, -len(ids))
         if node.has_copies():
             self._moved(node, before)
             return
@@ -141,20 +142,22 @@ class Residency:
             if node.parent is not None:
                 node.parent.count_child(node.tier, -1)
             if node.block_ids is not None:
-                self._let_go(Tier.DEVICE, node.block_ids)
-                self.num_evictable -= len(node.block_ids)
+                self._let_go(node.owner, Tier.DEVICE, node.block_ids)
+                self.count_evictable(node, -len(node.block_ids))
             if node.host_ids is not None:
-                self._let_go(Tier.HOST, node.host_ids)
+                self._let_go(node.owner, Tier.HOST, node.host_ids)
             if node.disk_ids is not None:
-                self._let_go(Tier.DISK, node.disk_ids)
+                self._let_go(node.owner, Tier.DISK, node.disk_ids)
             node.block_ids = node.host_ids = node.disk_ids = None
         if any(removed):
             self._tell(BlockRemoved(b"".join(removed)))
         return num_blocks
 
     def give_up_leaves(self, leaves: Sequence[RadixNode]) -> None:
-        """Give up unlocked leaves that are on the device alone and have just left the tree, in
-        the order in which they did; their parents were told. One event for all of them."""
+        """Give up unlocked leaves of one tenant that are on the device alone and have just left the
+        tree, in the order in which they did; their parents were told. One event for all of them."""
+        if not leaves:
+            return
         if self._event_blocks:
             removed = self._event_hashes_of(leaves)
             if removed:
@@ -170,7 +173,14 @@ class Residency:
             leaf.block_ids = None
         num_blocks = len(given_up) - num_before
         self.num_cached[_DEVICE] -= num_blocks
-        self.num_evictable -= num_blocks
+        leaves[0].owner.num_cached[_DEVICE] -= num_blocks
+        self.count_evictable(leaves[0], -num_blocks)
+
+    def count_evictable(self, node: RadixNode, change: int) -> None:
+        """So many blocks of ``node``'s owner can be evicted from the device from now on, or (below
+        zero) no more."""
+        self.num_evictable += change
+        node.owner.num_evictable += change
 
     def extend(self, node: RadixNode, block_ids: Sequence[int]) -> None:
         """Blocks added to the end of a locked node that is on the device alone."""
@@ -179,7 +189,8 @@ class Residency:
         node.block_ids.extend(block_ids)
         if node.cohort is not None:
             node.cohort.num_blocks += len(block_ids)
-        self.num_cached[Tier.DEVICE] += len(block_ids)
+        self.num_cached[_DEVICE] += len(block_ids)
+        node.owner.num_cached[_DEVICE] += len(block_ids)
         self._tell_stored(node, first)
 
     def trim(self, node: RadixNode, num_blocks: int, num_bytes: int) -> None:
@@ -193,8 +204,9 @@ class Residency:
         self._given_up[Tier.DEVICE].extend(ids[keep:])
         del ids[keep:]
         del node.tokens[len(node.tokens) - num_bytes :]
-        self.num_cached[Tier.DEVICE] -= num_blocks
-        self.num_evictable -= num_blocks
+        self.num_cached[_DEVICE] -= num_blocks
+        node.owner.num_cached[_DEVICE] -= num_blocks
+        self.count_evictable(node, -num_blocks)
         if removed:
             self._tell(BlockRemoved(removed))
 
@@ -209,21 +221,25 @@ class Residency:
                 self._note_spare(upper, tier)
         upper.count_child(node.tier, 1)
 
-    def pop_spare(self, tier: Tier) -> RadixNode | None:
-        """A node whose copy in ``tier`` has a quicker one beside it, the oldest such copy first."""
+    def pop_spare(self, tier: Tier, owner: TenantShare | None = None) -> RadixNode | None:
+        """A node whose copy in ``tier`` has a quicker one beside it, the oldest such copy first.
+
+        ``owner``: only of this tenant, for which all are looked at.
+        """
         spares = self._spares[tier]
         for _ in range(len(spares)):
             node = spares.popleft()
             if node.parent is None or node.ids_in(tier) is None or node.tier is tier:
                 continue
-            if node.transfer is None:
+            if node.transfer is None and (owner is None or node.owner is owner):
                 return node
             spares.append(node)
         return None
 
-    def _let_go(self, tier: Tier, ids: array[int]) -> None:
+    def _let_go(self, owner: TenantShare, tier: Tier, ids: array[int]) -> None:
         self._given_up[tier].extend(ids)
         self.num_cached[tier] -= len(ids)
+        owner.num_cached[tier] -= len(ids)
 
     def num_given_up(self, tier: Tier) -> int:
         return len(self._given_up[tier])
@@ -239,10 +255,10 @@ class Residency:
         """Enter a node that may have become evictable."""
         tier = node.tier
         if node.is_evictable_from(tier):
-            self.queues[tier].push(node)
+            node.owner.queues[tier].push(node)
 
     def forget(self, node: RadixNode) -> None:
-        for queue in self.queues.values():
+        for queue in node.owner.queues.values():
             queue.forget(node)
 
     def _note_spare(self, node: RadixNode, tier: Tier) -> None:

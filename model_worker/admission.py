@@ -6,10 +6,12 @@ served.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from cache_store.events import Tier
 from model_worker.protocol import ErrorCode, RequestError, SamplingParams
 from model_worker.request import TokenIds
 
@@ -21,6 +23,7 @@ class EngineLimits:
     max_model_len: int  # tokens, prompt and output together
     vocab_size: int
     max_num_waiting: int
+    block_bytes: Mapping[Tier, int] = field(default_factory=dict)  # of the tiers that there are
 
 
 def decode_ids(encoded: bytes) -> TokenIds:
@@ -61,7 +64,7 @@ def capacity_refusal(
     limits: EngineLimits,
     *,
     num_blocks: int,
-    num_waiting: int,
+    may_wait: bool,
 ) -> RequestError | None:
     """Of what is larger than the whole pool, of ``num_blocks``, or one too many to wait."""
     longest = min(num_prompt + params.max_tokens, limits.max_model_len)
@@ -75,7 +78,7 @@ def capacity_refusal(
                 f"the KV pool has {num_blocks}"
             ),
         )
-    if num_waiting >= limits.max_num_waiting:
+    if not may_wait:
         return RequestError(
             code=ErrorCode.OVERLOADED,
             message=f"{limits.max_num_waiting} requests are waiting already",

@@ -7,12 +7,13 @@ Per request and step there are msgspec structs, which cost a fifth of frozen dat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
 from cache_store.cache import RowCopy
-from model_worker.request import Request
+from model_worker.request import Request, RequestStatus
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True):
@@ -66,6 +67,20 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
     def num_logit_rows(self) -> int:
         """How many rows' logits are needed: the request's last token's and each draft's."""
         return 1 + len(self.draft_token_ids) if self.reaches_end else 0
+
+
+def still_running(scheduled: Iterable[ScheduledRequest]) -> list[ScheduledRequest]:
+    """Without those that have given way since they were scheduled."""
+    return [item for item in scheduled if item.request.status is RequestStatus.RUNNING]
+
+
+def pending_copies(scheduled: Iterable[ScheduledRequest]) -> Iterable[RowCopy]:
+    for item in scheduled:
+        lease = item.request.lease
+        assert lease is not None
+        # Of a request in flight it is being made.
+        if lease.pending_copy is not None and not item.request.is_in_flight:
+            yield lease.pending_copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,12 @@ import torch
 
 from cache_store.block_hash import HASH_VERSION
 from cache_store.cache import Cache
+from cache_store.events import Tier
 from cache_store.eviction import make_eviction_policy
 from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
-from cache_store.tier_manager import LowerTiers
 from cache_store.tiers.device import DeviceTier
+from cache_store.transfer_desk import LowerTiers
 from model_worker.admission import EngineLimits
 from model_worker.attention.backend import (
     AttentionBackend,
@@ -111,6 +112,10 @@ class WorkerParts:
             max_model_len=self.loaded.max_model_len,
             vocab_size=self.loaded.vocab_size,
             max_num_waiting=WAITING_PER_RUNNING * self.config.max_num_seqs,
+            block_bytes={
+                Tier.DEVICE: self.loaded.kv_spec.bytes_per_block,
+                **({} if self.tiers is None else self.tiers.block_bytes),
+            },
         )
         return Engine(
             scheduler,

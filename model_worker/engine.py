@@ -32,11 +32,14 @@ from model_worker.protocol import (
     PrefixReply,
     RequestError,
     RequestOutput,
+    TenantPolicy,
     TierReport,
     WorkerStats,
 )
 from model_worker.request import Request, RequestKey
-from model_worker.scheduler import RequestUpdate, Scheduler
+from model_worker.request_update import RequestUpdate
+from model_worker.scheduler import Scheduler
+from model_worker.tenants import TenantReport, tenant_limits
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,7 @@ class Engine:
         self._finished_s = -math.inf  # when the last step was
         self._num_failed_in_row = 0
         self._is_stalled = False
+        self._tenants = TenantReport(scheduler.fair, cache)
 
     @property
     def has_work(self) -> bool:
@@ -150,7 +154,7 @@ class Engine:
             len(prompt),
             self._limits,
             num_blocks=self._cache.stats().num_blocks,
-            num_waiting=self._scheduler.num_waiting,
+            may_wait=self._scheduler.fair.may_wait(message.tenant, self._limits.max_num_waiting),
         )
         if error is not None:
             self._end(key, FinishReason.ERROR, error)
@@ -166,6 +170,7 @@ class Engine:
             order=self._num_arrived,
             max_model_len=self._limits.max_model_len,
             bonus_s=_bonus_s(message),
+            tenant=message.tenant,
         )
         request.prompt_block_hashes = hash_blocks(namespace, prompt, self._limits.block_size)
         self._num_arrived += 1
@@ -189,6 +194,14 @@ class Engine:
     def reset_cache(self) -> int:
         """Drop every block that no running request holds; returns how many."""
         return self._cache.reset()
+
+    def set_tenant_policies(self, policies: Sequence[TenantPolicy]) -> None:
+        """From now on these hold and no others."""
+        self._scheduler.fair.set_weights({each.tenant: each.weight for each in policies})
+        block_bytes = self._limits.block_bytes
+        self._cache.set_tenant_limits(
+            {each.tenant: tenant_limits(each, block_bytes) for each in policies}
+        )
 
     def act_on_prefix(self, message: PrefixCommand) -> PrefixReply:
         """Look at a stored prefix, bring it to the device, take it off it, or drop it."""
@@ -239,6 +252,7 @@ class Engine:
             tiers=tuple(_tier_report(tier) for tier in blocks.tiers),
             num_draft_tokens_total=counters.draft_tokens,
             num_accepted_tokens_total=counters.accepted_tokens,
+            tenants=self._tenants.usage(self._num_steps),
         )
 
     def check_integrity(self) -> None:

@@ -20,6 +20,7 @@ from model_worker.protocol import (
     PrefixCommand,
     RequestError,
     ResetCache,
+    TenantPolicies,
 )
 from model_worker.server import WorkerServer
 
@@ -104,6 +105,8 @@ class EngineLoop:
                 self._server.reply(item.link_id, reply)
             case PrefixCommand() as command:
                 self._server.reply(item.link_id, self._engine.act_on_prefix(command))
+            case TenantPolicies(policies=policies):
+                self._engine.set_tenant_policies(policies)
             case LinkOpened():
                 self._publish()  # what the snapshot holds is not told again after it
                 self._server.publish_events(item.link_id, self._engine.snapshot())

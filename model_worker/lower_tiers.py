@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from cache_store.events import Tier
 from cache_store.load_planner import LoadPlanner
 from cache_store.prefix_cache import PrefixCache
 from cache_store.restore import StoredBlock
-from cache_store.tier_manager import LowerTiers
 from cache_store.tiers.codec import BlockCodec, make_codec
 from cache_store.tiers.device import DeviceTier
 from cache_store.tiers.disk_format import DiskFormat, DiskStoreError
@@ -27,6 +26,7 @@ from cache_store.tiers.disk_index import FoundBlock
 from cache_store.tiers.disk_store import DiskStore
 from cache_store.tiers.host import HostTier
 from cache_store.tiers.transfer_threads import TierStorage, TransferThreads
+from cache_store.transfer_desk import LowerTiers
 from model_worker.loader.errors import ModelLoadError
 from model_worker.memory import free_host_memory, size_text
 from model_worker.worker_config import WorkerConfig
@@ -42,13 +42,15 @@ WRITE_BATCH_BYTES = 16 * 2**20
 @dataclass(frozen=True)
 class WorkerTiers:
     """What is below the device; ``lower`` is what a cache is given. ``found`` is what was on disk
-    when the worker started, until a cache has taken it up: it holds token ids."""
+    when the worker started, until a cache has taken it up: it holds token ids. ``block_bytes`` is
+    what a block counts in each tier."""
 
     lower: LowerTiers
     threads: TransferThreads
     host: HostTier | None
     disk: DiskStore | None
     found: list[FoundBlock]
+    block_bytes: Mapping[Tier, int]
 
     def restore_into(self, cache: PrefixCache) -> int:
         """Let the cache know what was found on disk; the number of blocks. Once, and before any
@@ -103,7 +105,10 @@ def build_lower_tiers(
     threads = TransferThreads(TierStorage(device, codec, host, disk, write_blocks), wake)
     planner = LoadPlanner(device.spec.block_size, prefill_token_s, time.monotonic)
     lower = LowerTiers(num_blocks, threads, planner, time.monotonic, write_blocks)
-    return WorkerTiers(lower, threads, host, disk, found)
+    block_bytes = {Tier.HOST: codec.payload_bytes}
+    if disk is not None:
+        block_bytes[Tier.DISK] = config.disk_cache_size // disk.num_slots  # as its size counts it
+    return WorkerTiers(lower, threads, host, disk, found, block_bytes)
 
 
 def _build_host(config: WorkerConfig, device: DeviceTier, codec: BlockCodec) -> HostTier | None:

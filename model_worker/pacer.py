@@ -21,12 +21,17 @@ class PrefillPacer:
         self._max_tokens = max_num_batched_tokens
         self.costs = StepCosts()
 
-    def prefill_budget(self, num_decode_tokens: int) -> int:
-        """Tokens that the next step may carry beside ``num_decode_tokens``."""
+    @property
+    def max_step_tokens(self) -> int:
+        return self._max_tokens
+
+    def prefill_budget(self, num_decode_tokens: int, *, is_paced: bool = True) -> int:
+        """Tokens that the next step may carry beside ``num_decode_tokens``; where it is not paced,
+        whatever it does to their ITL."""
         left = self._max_tokens - num_decode_tokens
         base_s = self.costs.decode_step_s(num_decode_tokens)
         token_s = self.costs.prefill_token_s
-        if num_decode_tokens == 0 or base_s is None or not token_s:
+        if not is_paced or num_decode_tokens == 0 or base_s is None or not token_s:
             return left
         allowed = (self._factor - 1.0) * base_s / token_s
         return max(int(min(left, allowed)), min(left, MIN_PREFILL_TOKENS))

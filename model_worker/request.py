@@ -64,6 +64,7 @@ class Request:
     num_host_tokens: int = 0  # of these, promoted
     num_disk_tokens: int = 0
     bonus_s: float = 0.0  # see Cache.acquire
+    tenant: str = ""
     lease: Lease | None = None
     waits_for: bytes | None = None  # hash of the block that a leader is computing
     was_coalesced: bool = False
@@ -83,6 +84,7 @@ class Request:
         order: int,
         max_model_len: int,
         bonus_s: float = 0.0,
+        tenant: str = "",
     ) -> Request:
         num_prompt_tokens = len(prompt_token_ids)
         return cls(
@@ -97,6 +99,7 @@ class Request:
             _buffer=prompt_token_ids,
             num_tokens=num_prompt_tokens,
             bonus_s=bonus_s,
+            tenant=tenant,
         )
 
     @property

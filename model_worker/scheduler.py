@@ -5,50 +5,35 @@ prefill or decode phase: each request's num_computed_tokens catches up with its 
 vLLM's scheduler). A step may be scheduled while the one before it is in flight: see in_flight.
 Knows nothing of tensors, text or links.
 
-Promises: requests are admitted in order of arrival; the oldest running request always progresses;
-the youngest is preempted, and what it had computed stays in the tree; every request ends. A request
-whose blocks are on their way from a lower tier runs as soon as they are there, and holds up nobody.
+Promises: a tenant's requests are admitted by age, tenants in fair_queue's order; the oldest running
+request always progresses; the youngest (of the tenant with most) is preempted, and what it computed
+stays in the tree; every request ends. One whose blocks come from a lower tier holds up nobody.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-import msgspec
-
-from cache_store.cache import Cache, Lease, RowCopy
+from cache_store.cache import Cache, Lease
 from cache_store.prefix_match import PrefixMatch
 from model_worker.answer_end import take_over
-from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
+from model_worker.batch import (
+    ScheduledBatch,
+    ScheduledRequest,
+    StepResult,
+    pending_copies,
+    still_running,
+)
 from model_worker.coalescer import Coalescer
+from model_worker.fair_queue import FairQueue
 from model_worker.in_flight import InFlight
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import FinishReason
 from model_worker.request import Request, RequestStatus
+from model_worker.request_integrity import check_queues
+from model_worker.request_update import RequestUpdate, SchedulerCounters
 from model_worker.speculation import Speculator, add_drafts
-
-
-class RequestUpdate(msgspec.Struct, frozen=True):
-    """What one step did for one request; ``token_ids`` are its new ones."""
-
-    request: Request
-    token_ids: tuple[int, ...]
-    is_first_admission: bool = False
-    finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    prompt_tokens_computed: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    coalesced_requests: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0  # drafts that became part of an answer
-
 
 NOTHING = ScheduledBatch((), (), 0, 0)
 
@@ -81,6 +66,8 @@ class Scheduler:
         self._waiting: list[Request] = []  # by age
         self._running: list[Request] = []  # by age
         self._in_flight = InFlight()
+        self._lacks_place = False  # for somebody, which a step in flight keeps from being made
+        self.fair = FairQueue(pacer.max_step_tokens)
         self.counters = SchedulerCounters()
 
     @property
@@ -104,6 +91,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         insort(self._waiting, request, key=_age)
+        self.fair.came(request)
 
     # ------------------------------------------------------------------ before a step
 
@@ -114,19 +102,25 @@ class Scheduler:
         be admitted."""
         if self._in_flight and self._in_flight.is_awaited(self._speculator):
             return NOTHING
-        budget = self._pacer.prefill_budget(self._look_over_running())
+        num_decode = self._look_over_running()
         preemptions = self.counters.preemptions
-        advanced = self._advance_running(budget)
-        if advanced is None:
+        scheduled: list[ScheduledRequest] = []
+        self._lacks_place = is_blocked = False
+        budget = self._pacer.prefill_budget(num_decode)
+        for turn in self.fair.turns(self._running, self._waiting, budget):
+            allowed = self._pacer.prefill_budget(num_decode, is_paced=turn.is_paced)
+            left = self._advance_running(turn.running, scheduled, turn.budget(allowed, scheduled))
+            if left is None:
+                return NOTHING
+            if not self._running:
+                # Also where the last one gave up its blocks: duplicates of the tree's were among
+                # them, without which it fits.
+                self._admit_waiting(turn.waiting, scheduled, self._pacer.prefill_budget(0))
+            elif self.counters.preemptions == preemptions and not is_blocked:
+                # What was just taken from the youngest is not given to the next in line.
+                is_blocked = not self._admit_waiting(turn.waiting, scheduled, left)
+        if self._lacks_place:
             return NOTHING
-        scheduled, budget = advanced
-        if not self._running:
-            # Also where the last one gave up its blocks: duplicates of the tree's were among them,
-            # without which it fits.
-            self._admit_waiting(scheduled, self._pacer.prefill_budget(0))
-        elif self.counters.preemptions == preemptions:
-            # What was just taken from the youngest is not given to the next in line.
-            self._admit_waiting(scheduled, budget)
         num_decode = sum([i.reaches_end and i.num_scheduled_tokens == 1 for i in scheduled])
         num_prefill = sum([item.num_scheduled_tokens for item in scheduled]) - num_decode
         num_drafts = 0
@@ -134,7 +128,8 @@ class Scheduler:
             # Last, so that drafts have what is left of the step and nobody waits for their sake.
             budget = self._pacer.prefill_budget(num_decode) - num_prefill
             num_drafts = add_drafts(self._speculator, self._cache, scheduled, budget)
-        copies = tuple(_pending_copies(scheduled))
+        self.fair.charge(scheduled, num_prefill + num_drafts, num_decode)
+        copies = tuple(pending_copies(scheduled))
         batch = ScheduledBatch(tuple(scheduled), copies, num_decode, num_prefill, num_drafts)
         if scheduled:
             self._in_flight.begin(batch)
@@ -153,12 +148,13 @@ class Scheduler:
                 num_decode += 1
         return num_decode
 
-    def _advance_running(self, budget: int) -> tuple[list[ScheduledRequest], int] | None:
-        """Oldest first; what was scheduled and the prefill tokens left. None where room is lacking
-        under a step in flight: nobody is preempted before its result is known, and then the oldest
-        comes first again."""
-        scheduled = []
-        for request in tuple(self._running):
+    def _advance_running(
+        self, running: Sequence[Request], scheduled: list[ScheduledRequest], budget: int
+    ) -> int | None:
+        """Oldest first; the prefill tokens left. None where room is lacking under a step in flight:
+        nobody is preempted before its result is known, and then the oldest comes first again."""
+        preemptions = self.counters.preemptions
+        for request in tuple(running):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted by an older one a moment ago
             if not request.is_loaded:
@@ -174,7 +170,9 @@ class Scheduler:
             if num_left > 1:
                 budget -= count
             scheduled.append(ScheduledRequest.next_of(request, count))
-        return scheduled, budget
+        if self.counters.preemptions > preemptions:
+            scheduled[:] = still_running(scheduled)
+        return budget
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Blocks for ``num_tokens``, at the youngest's cost; False if that was ``request``, or if
@@ -183,7 +181,7 @@ class Scheduler:
         while not self._cache.allocate(request.lease, num_tokens):
             if self._cache.is_room_coming or self._in_flight:
                 return False
-            victim = self._running[-1]
+            victim = self.fair.victim(self._running)
             if victim is self._running[0] and self._cache.has_transfers:
                 return False  # what they hold can be evicted once they have ended
             self._preempt(victim)
@@ -198,13 +196,19 @@ class Scheduler:
     def _requeue(self, request: Request) -> None:
         assert not request.is_in_flight
         self._leave_running(request)
+        self.fair.came(request)
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = 0
         insort(self._waiting, request, key=_age)
 
-    def _admit_waiting(self, scheduled: list[ScheduledRequest], budget: int) -> None:
-        for request in tuple(self._waiting):
-            if budget <= 0 or len(self._running) >= self._max_num_seqs:
+    def _admit_waiting(
+        self, waiting: Sequence[Request], scheduled: list[ScheduledRequest], budget: int
+    ) -> bool:
+        """False where a tenant that has nothing running lacks room: nobody else is to take what
+        becomes free."""
+        for request in tuple(waiting):
+            is_full = len(self._running) >= self._max_num_seqs
+            if budget <= 0 or (is_full and not self.fair.displaced_by(request, self._running)):
                 break
             if self._coalescer is not None and self._coalescer.is_waiting(request):
                 continue
@@ -212,29 +216,45 @@ class Scheduler:
             match = self._cache.match(request.namespace, request.token_ids[:-1])
             if self._follows(request, match):
                 continue
-            if not self._may_fit(request, match):
-                break
-            lease = self._cache.acquire(match, request.bonus_s)
+            if not self._has_place(request, match, scheduled):
+                return self.fair.has_running(request.tenant)
+            lease = self._cache.acquire(match, request.bonus_s, request.tenant)
             lease.block_hashes = request.prompt_block_hashes
             # The whole prompt at once: a prompt that got in is not thrown out half-way by its own
             # kind, and its blocks come as one run.
             if not self._cache.allocate(lease, request.num_tokens):
                 self._cache.release(lease, request.token_ids, 0)
-                break
+                return self.fair.has_running(request.tenant)
             self._admit(request, lease)
             if not request.is_loaded:
                 continue
             count = min(request.num_uncomputed_tokens, budget)
             budget -= count
             scheduled.append(ScheduledRequest.next_of(request, count))
+        return True
+
+    def _has_place(
+        self, request: Request, match: PrefixMatch, scheduled: list[ScheduledRequest]
+    ) -> bool:
+        """Whether it may run beside the others and its blocks can be had; if need be at the cost of
+        a tenant that has more than its part of those that run."""
+        if len(self._running) < self._max_num_seqs and self._may_fit(request, match):
+            return True
+        victim = self.fair.displaced_by(request, self._running)
+        self._lacks_place = victim is not None and len(self._in_flight) > 0
+        if victim is None or self._lacks_place:
+            return False
+        self._preempt(victim)
+        scheduled[:] = still_running(scheduled)
+        return self._may_fit(request, match)
 
     def _may_fit(self, request: Request, match: PrefixMatch) -> bool:
         """False where no eviction could make room: asked before acquiring, since that counts as a
         hit, which a request that waits for room must not be at every step."""
-        blocks = self._cache.stats()
         num_missing = -(-request.num_tokens // self._block_size)
         num_missing -= match.num_device_tokens // self._block_size
-        return num_missing <= blocks.num_free + blocks.num_evictable
+        is_first = not self.fair.has_running(request.tenant)  # it could not run at all
+        return self._cache.has_room(num_missing, request.tenant, at_others_cost=is_first)
 
     def _follows(self, request: Request, match: PrefixMatch) -> bool:
         # Who lacks nothing but the last token has nothing to wait for: no commit brings more.
@@ -250,6 +270,7 @@ class Scheduler:
     def _admit(self, request: Request, lease: Lease) -> None:
         self._waiting.remove(request)
         insort(self._running, request, key=_age)
+        self.fair.admitted(request)
         request.status = RequestStatus.RUNNING
         request.lease = lease
         request.num_computed_tokens = lease.num_cached_tokens
@@ -345,12 +366,14 @@ class Scheduler:
             self._leave_running(request)
         elif request.status is RequestStatus.WAITING:
             self._waiting.remove(request)
+            self.fair.left(request, was_running=False)
         request.status = RequestStatus.FINISHED
         if self._speculator is not None:
             self._speculator.forget(request)
 
     def _leave_running(self, request: Request) -> None:
         self._running.remove(request)
+        self.fair.left(request, was_running=True)
         if request.is_in_flight:
             self._in_flight.keep(request)
         else:
@@ -369,27 +392,9 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises AssertionError where a queue, a lease or the cache disagrees with the others."""
-        assert [request.order for request in self._running] == sorted(map(_age, self._running))
-        assert [request.order for request in self._waiting] == sorted(map(_age, self._waiting))
-        for request in self._running:
-            assert request.status is RequestStatus.RUNNING
-            assert request.lease is not None
-            assert request.num_computed_tokens < request.num_tokens
-            assert request.num_computed_tokens >= request.lease.num_cached_tokens
-        for request in self._waiting:
-            assert request.status is RequestStatus.WAITING
-            assert request.lease is None
-            assert request.num_computed_tokens == 0
+        check_queues(self._running, self._waiting)
+        self.fair.check_integrity(self._running, self._waiting)
         self._in_flight.check_integrity()
         if not self.leases() and self._coalescer is not None:
             assert len(self._coalescer) == 0
         self._cache.check_integrity(self.leases())
-
-
-def _pending_copies(scheduled: Iterable[ScheduledRequest]) -> Iterable[RowCopy]:
-    for item in scheduled:
-        lease = item.request.lease
-        assert lease is not None
-        # Of a request in flight it is being made.
-        if lease.pending_copy is not None and not item.request.is_in_flight:
-            yield lease.pending_copy

@@ -23,9 +23,9 @@ from cache_store.cache import Cache
 from cache_store.eviction import make_eviction_policy
 from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
-from cache_store.tier_manager import LowerTiers
 from cache_store.tiers.codec import make_codec
 from cache_store.tiers.device import DeviceTier
+from cache_store.transfer_desk import LowerTiers
 from model_worker.admission import EngineLimits
 from model_worker.attention.backend import ATTENTION_NAME, AttentionBackend, register_attention
 from model_worker.attention.choice import build_attention

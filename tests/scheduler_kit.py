@@ -18,8 +18,8 @@ from cache_store.eviction import make_eviction_policy
 from cache_store.load_planner import LoadPlanner
 from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
-from cache_store.tier_manager import LowerTiers
 from cache_store.transfer import TransferOrder, TransferResult
+from cache_store.transfer_desk import LowerTiers
 from model_worker.admission import EngineLimits
 from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
 from model_worker.coalescer import Coalescer
@@ -200,6 +200,7 @@ class World:
         prefill_token_s: float | None = None,
         speculator: Speculator | Callable[[Cache, StepCosts], Speculator] | None = None,
         runs_ahead: bool = False,
+        block_bytes: int = 1,
     ) -> None:
         """``runs_ahead``: with a device that computes as late as it may."""
         self.now_s = 0.0
@@ -232,7 +233,9 @@ class World:
             coalescer=Coalescer(BLOCK) if is_caching else None,
             speculator=speculator(self.cache, pacer.costs) if callable(speculator) else speculator,
         )
-        limits = EngineLimits("model", BLOCK, MAX_MODEL_LEN, VOCAB, max_num_waiting)
+        limits = EngineLimits(
+            "model", BLOCK, MAX_MODEL_LEN, VOCAB, max_num_waiting, dict.fromkeys(Tier, block_bytes)
+        )
         self.device = DeferredRunner(self.runner)
         self.engine = Engine(
             self.scheduler,
@@ -257,6 +260,7 @@ class World:
         *,
         salt: str = "",
         link: str = LINK,
+        tenant: str = "",
         **params: object,
     ) -> None:
         fields = {"max_tokens": max_tokens, "temperature": 0.0, **params}
@@ -267,6 +271,7 @@ class World:
                 prompt_token_ids=np.asarray(prompt, dtype="<i4").tobytes(),
                 sampling_params=SamplingParams(**fields),  # type: ignore[arg-type]
                 cache_salt=salt,
+                tenant=tenant,
             ),
         )
 

@@ -21,13 +21,15 @@ from cache_store.events import AllBlocksCleared, BlockRemoved, BlockStored, Tier
 from cache_store.eviction import EVICTION_POLICIES, make_eviction_policy
 from cache_store.load_planner import LoadPlanner
 from cache_store.prefix_cache import PrefixCache
-from cache_store.tier_manager import LowerTiers
+from cache_store.tenant_shares import TenantLimits
 from cache_store.transfer import TransferOrder, TransferResult
+from cache_store.transfer_desk import LowerTiers
 
 NAMESPACES = (Namespace("f"), Namespace("f", cache_salt="s"))
 NAMESPACE_CHOICE = st.sampled_from((*NAMESPACES, NAMESPACES[0]))
 TOKEN_LISTS = st.lists(st.integers(0, 1), min_size=4, max_size=14)
 INDICES = st.integers(0, 9)
+TENANTS = ("a", "b", "")
 Prefix = tuple[int, ...]
 
 
@@ -164,7 +166,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def begin(self, namespace: Namespace, ids: list[int]) -> Run:
         match = self.cache.match(namespace, np.array(ids, dtype=np.int32))
-        run = Run(self.cache.acquire(match), list(ids))
+        tenant = TENANTS[(sum(ids) + len(self.runs)) % len(TENANTS)]
+        run = Run(self.cache.acquire(match, 0.0, tenant), list(ids))
         assert run.lease.num_cached_tokens == match.num_tokens
         self.check_rows(run, match.num_device_tokens)
         self.runs.append(run)
@@ -330,6 +333,28 @@ class CacheMachine(RuleBasedStateMachine):
             assert dropped == before.num_evictable
         assert self.cache.stats().num_evictable == 0
         self.was_dropped = True
+
+    # ------------------------------------------------------------ tenants
+
+    @rule(
+        weight=st.sampled_from((0.1, 1.0, 3.0)),
+        tier=st.sampled_from(Tier),
+        cap=st.sampled_from((None, 0, 1, 3, 9)),
+    )
+    def set_tenant_limits(self, weight: float, tier: Tier, cap: int | None) -> None:
+        caps = {} if cap is None else {tier: cap}
+        self.cache.set_tenant_limits({"a": TenantLimits(weight, caps)})
+        # What goes for a cap is no eviction for room, and is not counted as one in every tier.
+        self.was_dropped |= cap is not None
+
+    @rule(num_blocks=st.integers(0, 24), tenant=st.sampled_from(TENANTS))
+    def has_room(self, num_blocks: int, tenant: str) -> None:
+        stats = self.cache.stats()
+        fits = num_blocks <= stats.num_free + stats.num_evictable
+        assert self.cache.has_room(num_blocks, tenant, at_others_cost=True) == fits
+        assert fits or not self.cache.has_room(num_blocks, tenant, at_others_cost=False)
+        if num_blocks <= stats.num_free:
+            assert self.cache.has_room(num_blocks, tenant, at_others_cost=False)
 
     # ------------------------------------------------------------ lower tiers
 

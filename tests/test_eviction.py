@@ -2,23 +2,29 @@ from array import array
 
 import pytest
 
+from cache_store.adaptive import AdaptivePolicy
 from cache_store.block_hash import Namespace
 from cache_store.events import Tier
 from cache_store.eviction import EVICTION_POLICIES, EvictionQueue, make_eviction_policy
 from cache_store.radix_node import RadixNode, RootNode
+from cache_store.tenant_shares import TenantShare
+
+OWNER = TenantShare("t", make_eviction_policy("lru"), [Tier.DEVICE])
 
 
 def make_queue(policy: str) -> EvictionQueue:
-    return EvictionQueue(make_eviction_policy(policy), Tier.DEVICE)
+    rules = make_eviction_policy(policy)
+    assert not isinstance(rules, AdaptivePolicy)
+    return EvictionQueue(rules, Tier.DEVICE, OWNER)
 
 
 def make_leaves(count: int) -> list[RadixNode]:
-    root = RootNode(Namespace("f").root_hash, 0)
+    root = RootNode(Namespace("f").root_hash, 0, OWNER)
     return [make_child(root, index, index + 1) for index in range(count)]
 
 
 def make_child(parent: RadixNode, block_id: int, created: int) -> RadixNode:
-    child = RadixNode(parent, bytearray(block_id.to_bytes(4, "big")), 0, created)
+    child = RadixNode(parent, bytearray(block_id.to_bytes(4, "big")), 0, created, OWNER)
     child.block_ids = array("i", [block_id])
     parent.add_child(child)
     parent.count_child(Tier.DEVICE, 1)
@@ -110,6 +116,23 @@ def test_entries_of_dead_nodes_do_not_pile_up() -> None:
     assert len(queue) <= 2 * EvictionQueue.MIN_DEAD + 1
     assert drain(queue) == [0]
     assert len(queue) == 0
+
+
+def test_what_became_anothers_is_passed_over_and_not_counted_for_ever() -> None:
+    queue = make_queue("lru")
+    other = TenantShare("other", make_eviction_policy("lru"), [Tier.DEVICE])
+    leaves = make_leaves(300)
+    for leaf in leaves:
+        queue.push(leaf)
+    for leaf in leaves[1:]:
+        leaf.owner = other
+        queue.disown(leaf)
+        assert not queue.holds(leaf)
+        other.queues[Tier.DEVICE].push(leaf)
+    assert len(queue) <= 2 * EvictionQueue.MIN_DEAD + 1
+    assert drain(queue) == [0]
+    assert len(queue) == 0
+    assert other.queues[Tier.DEVICE].pop() is leaves[1]
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:

@@ -9,6 +9,7 @@ from cache_store.integrity import check_tree
 from cache_store.prefix_match import LockedPrefix, PartialBlock, PrefixMatch
 from cache_store.radix_node import ChildList
 from cache_store.radix_tree import RadixTree
+from cache_store.tenant_shares import TenantShare
 from cache_store.tier_manager import TierManager
 from cache_store.token_bytes import encode_tokens
 
@@ -20,6 +21,10 @@ def make_tree(
     policy: str = "lru", block_size: int = BLOCK_SIZE, num_blocks: int = 1000
 ) -> RadixTree:
     return RadixTree({Tier.DEVICE: num_blocks}, block_size, make_eviction_policy(policy))
+
+
+def nobody(tree: RadixTree) -> TenantShare:
+    return tree.residency.shares.nobody
 
 
 def evict(tree: RadixTree, num_blocks: int) -> list[int]:
@@ -72,11 +77,15 @@ class Filler:
         start = len(block_ids(prefix)) * tree.block_size
         full = len(ids) // tree.block_size * tree.block_size
         count = (full - start) // tree.block_size
-        insertion = tree.insert(prefix.node, encode_tokens(ids[start:full]), self.take(count))
+        insertion = tree.insert(
+            prefix.node, encode_tokens(ids[start:full]), self.take(count), nobody(tree)
+        )
         end = insertion.node
         self.duplicates += insertion.duplicates
         if len(ids) > full:
-            rest = tree.insert_partial(end, encode_tokens(ids[full:]), self.take(1)[0])
+            rest = tree.insert_partial(
+                end, encode_tokens(ids[full:]), self.take(1)[0], nobody(tree)
+            )
             self.duplicates += rest.duplicates
             tree.touch(rest.node)
         else:
@@ -195,9 +204,9 @@ def test_what_is_stored_already_comes_back_as_duplicates() -> None:
     first = acquire(tree, tree.match_prefix(NAMESPACE, ids)).node
     second = acquire(tree, tree.match_prefix(NAMESPACE, ids)).node
     assert first is second
-    stored = tree.insert(first, encode_tokens(ids[:8]), [0, 1])
+    stored = tree.insert(first, encode_tokens(ids[:8]), [0, 1], nobody(tree))
     assert stored.duplicates == []
-    late = tree.insert(second, encode_tokens(ids), [5, 6, 7])
+    late = tree.insert(second, encode_tokens(ids), [5, 6, 7], nobody(tree))
     assert late.duplicates == [5, 6]
     assert tree.match_prefix(NAMESPACE, ids).num_tokens == 12
     check_tree(tree, {stored.node: 1, late.node: 1})
@@ -212,7 +221,7 @@ def test_a_growing_answer_stays_one_edge() -> None:
     ends = []
     for block_id in range(4):
         encoded = encode_tokens(ids[4 * block_id : 4 * block_id + 4])
-        node = tree.insert(node, encoded, [block_id]).node
+        node = tree.insert(node, encoded, [block_id], nobody(tree)).node
         ends.append(node)
         check_tree(tree, {node: 1})
     assert len(set(ends)) == 1
@@ -223,10 +232,10 @@ def test_an_edge_that_others_hold_or_hit_is_not_grown() -> None:
     tree = make_tree()
     ids = tokens(range(12))
     root = acquire(tree, tree.match_prefix(NAMESPACE, ids)).node
-    node = tree.insert(root, encode_tokens(ids[:4]), [0]).node
+    node = tree.insert(root, encode_tokens(ids[:4]), [0], nobody(tree)).node
     other = acquire(tree, tree.match_prefix(NAMESPACE, ids)).node
     assert other is node
-    longer = tree.insert(node, encode_tokens(ids[4:8]), [1]).node
+    longer = tree.insert(node, encode_tokens(ids[4:8]), [1], nobody(tree)).node
     assert longer is not node
     assert list(other.block_ids or ()) == [0]
     check_tree(tree, {other: 1, longer: 1})

@@ -14,15 +14,14 @@ CAPACITIES = {Tier.DEVICE: 20, Tier.HOST: 20, Tier.DISK: 20}
 
 
 def make(event_blocks: int = 0) -> tuple[Residency, RootNode]:
-    return Residency(CAPACITIES, make_eviction_policy("lru"), event_blocks), RootNode(
-        Namespace("f").root_hash, 0
-    )
+    residency = Residency(CAPACITIES, make_eviction_policy("lru"), lambda: 0, event_blocks)
+    return residency, RootNode(Namespace("f").root_hash, 0, residency.shares.nobody)
 
 
 def add_node(residency: Residency, parent: RadixNode, first: int, count: int = 1) -> RadixNode:
     """A node on the device whose block ids, and the first bytes of their hashes, count up."""
     tokens = bytearray(b"".join(bytes([first + i]) * 16 for i in range(count)))
-    node = RadixNode(parent, tokens, parent.start + parent.num_blocks, first)
+    node = RadixNode(parent, tokens, parent.start + parent.num_blocks, first, parent.owner)
     ids = array("i", range(first, first + count))
     joined = b"".join(hash_of(i) for i in ids)
     residency.set_hashes(Tier.DEVICE, ids, joined)
@@ -81,13 +80,13 @@ def test_a_parent_may_leave_once_its_last_child_has() -> None:
     residency, root = make()
     parent = add_node(residency, root, 1)
     children = [add_node(residency, parent, 2), add_node(residency, parent, 3)]
-    queue = residency.queues[Tier.DEVICE]
+    queue = residency.shares.nobody.queues[Tier.DEVICE]
     assert [queue.pop(), queue.pop(), queue.pop()] == [*children, None]
     for number, child in enumerate(children):
         residency.add_copy(child, Tier.HOST, ids(number))
         residency.drop_copy(child, Tier.DEVICE)
     assert queue.pop() is parent
-    host = residency.queues[Tier.HOST]
+    host = residency.shares.nobody.queues[Tier.HOST]
     assert [host.pop(), host.pop(), host.pop()] == [*children, None]
 
 
@@ -102,7 +101,7 @@ def test_a_parent_in_the_host_waits_for_its_children_there() -> None:
     residency.add_copy(child, Tier.DISK, ids(2))
     residency.drop_copy(child, Tier.HOST)
     assert parent.is_evictable_from(Tier.HOST)
-    assert residency.queues[Tier.HOST].pop() is parent
+    assert residency.shares.nobody.queues[Tier.HOST].pop() is parent
     assert child.is_evictable_from(Tier.DISK)
 
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from model_worker.engine import EngineError
-from model_worker.protocol import ErrorCode, FinishReason, PrefixAction
+from model_worker.protocol import ErrorCode, FinishReason, PrefixAction, TenantPolicy
 from model_worker.request import Request
 from tests.draft_kit import ScriptedSpeculator, spoiled
 from tests.scheduler_kit import LINK, VOCAB, World, answer_of, prompt
 
 DRAFTS = ((0, 0), (0, 0), (6, 6), (6, 0), (9, 5))  # how many, and how many at most are right
+TENANTS = ("a", "a", "b", "c")
 LOWER = ((0, 0), (0, 0), (40, 0), (6, 0), (0, 30), (4, 12), (10, 60), (1, 2))
 
 
@@ -41,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefill_token_s=st.sampled_from((None, 0.01)),
         drafts=st.sampled_from(DRAFTS),
         runs_ahead=st.booleans(),
+        has_tenants=st.sampled_from((True, True, False)),
     )
     def build(
         self,
@@ -53,8 +55,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefill_token_s: float | None,
         drafts: tuple[int, int],
         runs_ahead: bool,
+        has_tenants: bool,
     ) -> None:
         self.runs_ahead = runs_ahead
+        self.has_tenants = has_tenants
         self.speculator = ScriptedSpeculator(lambda request: guess(request, *drafts))
         self.world = World(
             num_blocks,
@@ -81,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "s"]),
         stop=st.sampled_from((None, None, None, 0, 1, 5)),
         needs_tokens=st.sampled_from((False, False, False, True)),
+        tenant=st.sampled_from(TENANTS),
     )
     def arrive(
         self,
@@ -91,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str,
         stop: int | None,
         needs_tokens: bool,
+        tenant: str,
     ) -> None:
         """``stop``: where a stop token is, if the answer is as long."""
         name = f"r{len(self.wanted)}"
@@ -99,8 +105,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         ends = wanted[stop : stop + 1] if stop is not None else []
         self.wanted[name] = wanted[: wanted.index(ends[0]) + 1] if ends else wanted
         self.stopped[name] = bool(ends)
-        params = {"frequency_penalty": 1.0} if needs_tokens else {}  # which this model ignores
-        self.world.add(name, ids, max_tokens, salt=salt, stop_token_ids=tuple(ends), **params)
+        params: dict[str, object] = (
+            {"frequency_penalty": 1.0} if needs_tokens else {}
+        )  # which this model ignores
+        tenant = tenant if self.has_tenants else ""
+        params["stop_token_ids"] = tuple(ends)
+        self.world.add(name, ids, max_tokens, salt=salt, tenant=tenant, **params)
         self.world.collect()
         if name in self.world.outputs:
             self.refused.add(name)
@@ -127,6 +137,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         with contextlib.suppress(EngineError):
             self.world.step()
         self.world.runner.fails_next = device.fails_result = device.fails_launch = False
+
+    @rule(weight=st.sampled_from((0.2, 1.0, 5.0)), cap=st.sampled_from((None, 0, 2, 9)))
+    def set_policies(self, weight: float, cap: int | None) -> None:
+        policy = TenantPolicy(tenant="a", weight=weight, max_device_bytes=cap)
+        self.world.engine.set_tenant_policies([policy])
 
     @rule()
     def reset(self) -> None:

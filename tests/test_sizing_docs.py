@@ -11,10 +11,10 @@ import pytest
 from cache_store.block import KVCacheSpec
 from cache_store.block_hash import HASH_VERSION
 from cache_store.load_planner import FORGET_S
-from cache_store.tier_manager import REST_AFTER_FAILURE_S
 from cache_store.tiers.codec import make_codec
 from cache_store.tiers.disk_format import DiskFormat
 from cache_store.tiers.disk_store import DiskStore
+from cache_store.transfer_desk import REST_AFTER_FAILURE_S
 from model_worker.engine_loop import SAVE_TIMEOUT_S
 from model_worker.lower_tiers import CUDA_SHARE_OF_FREE, WRITE_BATCH_BYTES
 from model_worker.worker_config import WorkerConfig

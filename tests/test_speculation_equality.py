@@ -17,8 +17,8 @@ from cache_store.cache import Cache
 from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
 from model_worker.protocol import FinishReason, SamplingParams
 from model_worker.request import Request
+from model_worker.request_update import RequestUpdate
 from model_worker.sampler import Sampler, accepted_runs
-from model_worker.scheduler import RequestUpdate
 from model_worker.speculation import AdaptiveSpeculator
 from model_worker.step_costs import StepCosts
 from tests.draft_kit import ScriptedSpeculator, spoiled

@@ -209,7 +209,7 @@ from cache_store.eviction import make_eviction_policy
 from cache_store.events import Tier
 from cache_store.prefix_cache import PrefixCache
 from cache_store.restore import StoredBlock
-from cache_store.tier_manager import LowerTiers
+from cache_store.transfer_desk import LowerTiers
 from cache_store.tiers.disk_format import DiskFormat
 from cache_store.tiers.disk_store import DiskStore
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cache_store.events import Tier
-from cache_store.tier_manager import REST_AFTER_FAILURE_S
+from cache_store.transfer_desk import REST_AFTER_FAILURE_S
 from tests.tier_kit import BLOCK_SIZE, NAMESPACE, TierWorld, moves, prompt, tokens
 
 # ------------------------------------------------------------ room
@@ -53,7 +53,7 @@ def test_the_tail_of_the_least_recently_used_goes_first() -> None:
     order = []
     for _ in range(6):
         assert not world.tiers.make_room(Tier.DEVICE, world.num_free() + 1)
-        (job,) = world.tiers._jobs.values()
+        (job,) = world.tiers.desk._jobs.values()
         (node,) = job.targets
         order.append((int.from_bytes(node.tokens[:4], "big") // 1000, node.start))
         world.finish()
@@ -66,7 +66,7 @@ def test_one_order_carries_what_has_to_go_leaves_first() -> None:
     world.store(tokens(shared, prompt(2, 1)))
     world.store(tokens(shared, prompt(3, 1)))
     assert not world.tiers.make_room(Tier.DEVICE, 3)
-    (job,) = world.tiers._jobs.values()
+    (job,) = world.tiers.desk._jobs.values()
     assert [node.start for node in job.targets] == [1, 1]  # their parent follows when they are gone
     world.finish()
     assert world.tiers.make_room(Tier.DEVICE, 3)
@@ -225,7 +225,7 @@ def spread_over_tiers(world: TierWorld) -> np.ndarray:
         world.store(ids[:end])
     world.advance()
     world.settle()
-    world.tiers._resting_until[Tier.HOST] = world.now_s + 1.0
+    world.tiers.desk._resting_until[Tier.HOST] = world.now_s + 1.0
     world.cache.demote(NAMESPACE, ids, 12)
     world.now_s += 1.0
     world.cache.demote(NAMESPACE, ids, 4)
@@ -482,7 +482,7 @@ def test_what_came_below_a_node_in_the_meantime_keeps_it_from_the_disk() -> None
     world = TierWorld(4, num_host=4, num_disk=8)
     world.store(prompt(1, 1))
     world.tiers._unsaved.clear()
-    world.tiers._resting_until[Tier.HOST] = 5.0
+    world.tiers.desk._resting_until[Tier.HOST] = 5.0
     assert not world.tiers.make_room(Tier.DEVICE, 4)
     assert moves(world.executor.orders) == [("device", "disk", 1)]
     world.now_s = 6.0
@@ -604,7 +604,7 @@ def test_a_node_whose_child_goes_to_make_room_for_it_is_queued_once() -> None:
     for tail, place in ((left, Tier.DISK), (right, Tier.HOST)):
         world.store(tokens(shared, tail))
         world.tiers._unsaved.clear()
-        world.tiers._resting_until[Tier.HOST] = 1.0 if place is Tier.DISK else 0.0
+        world.tiers.desk._resting_until[Tier.HOST] = 1.0 if place is Tier.DISK else 0.0
         world.cache.demote(NAMESPACE, tokens(shared, tail), 4)
         world.settle()
     assert world.copies(tokens(shared, left)) == ["D", "d"]
@@ -642,7 +642,7 @@ def test_a_device_node_above_the_host_is_dropped_rather_than_left_on_disk_alone(
     world.cache.demote(NAMESPACE, ids, 4)
     world.settle()
     assert world.copies(ids) == ["Dd", "Hd"]
-    world.tiers._resting_until[Tier.HOST] = 1.0
+    world.tiers.desk._resting_until[Tier.HOST] = 1.0
     assert world.tiers.make_room(Tier.DEVICE, 2)
     world.check()
     assert world.copies(ids) == []

@@ -19,8 +19,9 @@ from cache_store.load_planner import LoadPlanner
 from cache_store.prefix_cache import PrefixCache
 from cache_store.radix_node import RadixNode, path_of
 from cache_store.radix_tree import RadixTree
-from cache_store.tier_manager import LowerTiers, TierManager
+from cache_store.tier_manager import TierManager
 from cache_store.transfer import TransferOrder, TransferResult
+from cache_store.transfer_desk import LowerTiers
 
 BLOCK_SIZE = 4
 NAMESPACE = Namespace("f")
