@@ -25,12 +25,14 @@ class Namespace:
     """Requests share blocks only within one namespace.
 
     ``fingerprint`` stands for the model and its KV layout, ``cache_salt`` is the client's own
-    wall around its prompts (kept out of repr, since knowing it is what opens the wall).
+    wall around its prompts (kept out of repr, since knowing it is what opens the wall). ``behind``
+    names the tokens that everything in it comes after, if it does (cache_store.shared_prefixes).
     """
 
     fingerprint: str
     adapter: str = ""
     cache_salt: str = field(default="", repr=False)
+    behind: bytes = b""
     root_hash: bytes = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -41,6 +43,7 @@ class Namespace:
             encoded = text.encode()
             digest.update(len(encoded).to_bytes(8, "big"))
             digest.update(encoded)
+        digest.update(self.behind)  # the last one: where it begins is known
         object.__setattr__(self, "root_hash", digest.digest())
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 from cache_store.block_hash import NO_HASHES, BlockHashes, Namespace
 from cache_store.events import CacheEvent
 from cache_store.prefix_match import PrefixMatch
+from cache_store.shared_prefixes import Place
 from cache_store.stats import CacheStats
 from cache_store.tenant_shares import TenantBlocks, TenantLimits
 from cache_store.token_bytes import TokenIds
@@ -91,7 +92,7 @@ class Cache(Protocol):
         """Tokens per block."""
         ...
 
-    def match(self, namespace: Namespace, token_ids: TokenIds) -> PrefixMatch:
+    def match(self, place: Place, token_ids: TokenIds) -> PrefixMatch:
         """The longest stored prefix. Changes nothing, so it may be asked at every step.
 
         Leave the last prompt token out if it has to be computed in any case.

@@ -15,6 +15,7 @@ from cache_store.cache import Lease, PrefixReport
 from cache_store.events import CacheEvent
 from cache_store.integrity import check_ownership
 from cache_store.prefix_match import PrefixMatch
+from cache_store.shared_prefixes import Place
 from cache_store.stats import CacheStats
 from cache_store.tenant_shares import TenantBlocks, TenantLimits
 from cache_store.token_bytes import TokenIds
@@ -35,8 +36,8 @@ class NullCache:
     def block_size(self) -> int:
         return self._block_size
 
-    def match(self, namespace: Namespace, token_ids: TokenIds) -> PrefixMatch:
-        return PrefixMatch(namespace, token_ids)
+    def match(self, place: Place, token_ids: TokenIds) -> PrefixMatch:
+        return PrefixMatch(place if isinstance(place, Namespace) else place.tail, token_ids)
 
     def acquire(self, match: PrefixMatch, bonus_s: float = 0.0, tenant: str = "") -> Lease:
         lease = Lease(match.namespace)

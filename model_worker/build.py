@@ -16,10 +16,12 @@ import torch
 
 from cache_store.block_hash import HASH_VERSION
 from cache_store.cache import Cache
+from cache_store.divided_cache import DividedCache
 from cache_store.events import Tier
 from cache_store.eviction import make_eviction_policy
 from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
+from cache_store.shared_prefixes import SharedPrefixes
 from cache_store.tiers.device import DeviceTier
 from cache_store.transfer_desk import LowerTiers
 from model_worker.admission import EngineLimits
@@ -79,9 +81,9 @@ class WorkerParts:
 
     def restore(self) -> int:
         """Take up what an earlier worker left on disk; the number of blocks. After the warm-up."""
-        if self.tiers is None or not isinstance(self.cache, PrefixCache):
+        if self.tiers is None or not isinstance(self.cache, DividedCache):
             return 0
-        return self.tiers.restore_into(self.cache)
+        return self.tiers.restore_into(self.cache.inner)
 
     def close(self) -> None:
         """End the threads that copy between tiers."""
@@ -125,6 +127,7 @@ class WorkerParts:
             limits,
             time.monotonic,
             runs_ahead=self.runs_ahead,
+            prefixes=cache.prefixes if isinstance(cache, DividedCache) else None,
         )
 
 
@@ -263,9 +266,10 @@ def _build_cache(config: WorkerConfig, num_blocks: int, lower: LowerTiers | None
         return NullCache(num_blocks, config.block_size)
     policy = make_eviction_policy(config.eviction_policy)
     # The wall clock, since what is found on disk was used at some time of an earlier process.
-    return PrefixCache(
+    cache = PrefixCache(
         num_blocks, config.block_size, policy, lower, clock_ns=time.time_ns, has_events=True
     )
+    return DividedCache(cache, SharedPrefixes(config.block_size))
 
 
 def warm_up(parts: WorkerParts) -> None:

@@ -11,9 +11,10 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 
-from cache_store.block_hash import Namespace, hash_blocks
+from cache_store.block_hash import Namespace
 from cache_store.cache import Cache
 from cache_store.events import CacheEvent
+from cache_store.shared_prefixes import SharedPrefixes, hash_prompt
 from cache_store.stats import TierStats
 from model_worker.admission import EngineLimits, capacity_refusal, decode_ids, refusal
 from model_worker.batch import ScheduledBatch
@@ -65,9 +66,11 @@ class Engine:
         clock: Callable[[], float],
         *,
         runs_ahead: bool = False,
+        prefixes: SharedPrefixes | None = None,
     ) -> None:
         """``runs_ahead``: a step is launched before the result of the one in front of it is taken,
-        so that the device has something to do while the host does its part."""
+        so that the device has something to do while the host does its part. ``prefixes`` are those
+        that the cache divides prompts by."""
         self._scheduler = scheduler
         self._steps = LaunchedSteps(runner, max_open=1 if runs_ahead else 0)
         self._runs_ahead = runs_ahead
@@ -75,6 +78,7 @@ class Engine:
         self._pacer = pacer
         self._limits = limits
         self._clock = clock
+        self._prefixes = prefixes
         self._requests: dict[RequestKey, Request] = {}
         self._outputs: dict[str, list[RequestOutput]] = {}
         self._num_arrived = 0
@@ -160,9 +164,10 @@ class Engine:
             self._end(key, FinishReason.ERROR, error)
             return
         namespace = Namespace(self._limits.fingerprint, cache_salt=message.cache_salt)
+        place = namespace if self._prefixes is None else self._prefixes.divide(namespace, prompt)
         request = Request.create(
             key,
-            namespace,
+            place,
             prompt,
             params,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
@@ -172,7 +177,7 @@ class Engine:
             bonus_s=_bonus_s(message),
             tenant=message.tenant,
         )
-        request.prompt_block_hashes = hash_blocks(namespace, prompt, self._limits.block_size)
+        request.prompt_block_hashes = hash_prompt(place, prompt, self._limits.block_size)
         self._num_arrived += 1
         self._requests[key] = request
         self._scheduler.add(request)
@@ -202,6 +207,11 @@ class Engine:
         self._cache.set_tenant_limits(
             {each.tenant: tenant_limits(each, block_bytes) for each in policies}
         )
+
+    def share_prefixes(self, prefixes: Sequence[bytes]) -> None:
+        """Requests that come from now on share these, little-endian int32, and no others."""
+        if self._prefixes is not None:
+            self._prefixes.set(map(decode_ids, prefixes))
 
     def act_on_prefix(self, message: PrefixCommand) -> PrefixReply:
         """Look at a stored prefix, bring it to the device, take it off it, or drop it."""

@@ -105,8 +105,9 @@ class EngineLoop:
                 self._server.reply(item.link_id, reply)
             case PrefixCommand() as command:
                 self._server.reply(item.link_id, self._engine.act_on_prefix(command))
-            case TenantPolicies(policies=policies):
+            case TenantPolicies(policies=policies, shared_prefixes=prefixes):
                 self._engine.set_tenant_policies(policies)
+                self._engine.share_prefixes(prefixes)
             case LinkOpened():
                 self._publish()  # what the snapshot holds is not told again after it
                 self._server.publish_events(item.link_id, self._engine.snapshot())

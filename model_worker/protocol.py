@@ -175,10 +175,12 @@ class PrefixCommand(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class TenantPolicies(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The tenants that have a policy, all of them: what was said before counts no more. Sent after
-    each Welcome and when they change; not answered."""
+    """The tenants that have a policy, all of them, and the prefixes that all tenants share (as
+    little-endian int32): what was said before counts no more. Sent after each Welcome and when they
+    change; not answered."""
 
     policies: tuple[TenantPolicy, ...]
+    shared_prefixes: tuple[bytes, ...] = ()
 
 
 Command = AddRequest | Abort | ResetCache | PrefixCommand | TenantPolicies

@@ -12,8 +12,9 @@ from enum import Enum, auto
 import numpy as np
 import numpy.typing as npt
 
-from cache_store.block_hash import NO_HASHES, BlockHashes, Namespace
+from cache_store.block_hash import NO_HASHES, BlockHashes
 from cache_store.cache import Lease
+from cache_store.shared_prefixes import Place
 from model_worker.sampling_params import SamplingParams
 
 TokenIds = npt.NDArray[np.int32]
@@ -46,7 +47,7 @@ class Request:
     """
 
     key: RequestKey
-    namespace: Namespace
+    namespace: Place
     sampling_params: SamplingParams
     seed: int
     arrival_s: float
@@ -75,7 +76,7 @@ class Request:
     def create(
         cls,
         key: RequestKey,
-        namespace: Namespace,
+        namespace: Place,
         prompt_token_ids: TokenIds,
         sampling_params: SamplingParams,
         *,

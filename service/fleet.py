@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_store.metadata.base import MetadataStore, WorkerRecord
+from cache_store.shared_prefixes import SharedPrefixes
 from model_worker.protocol import LinkError, read_link_secret
 from service.config import GatewayConfig
 from service.location_feed import LocationFeed
@@ -71,6 +72,10 @@ class Fleet:
         if card is None or self._has_own_child:
             return {}
         return await self._locator.locate(card, token_ids, cache_salt)
+
+    def share_prefixes(self, shared: SharedPrefixes) -> None:
+        """Prompts that begin with one of these are looked up as the workers keep them."""
+        self._locator.shared = shared
 
     def collector(self, reasons: Mapping[str, int]) -> RoutingCollector:
         """``reasons`` counts why workers were chosen."""

@@ -27,7 +27,7 @@ from service.served_model import ServedModel
 from service.sessions.book import SessionLimits
 from service.sessions.sessions import Sessions
 from service.tenants.directory import TenantDirectory
-from service.tenants.worker_policies import policies_of
+from service.tenants.worker_policies import WorkerPolicies
 from service.tokenizer import ModelTokenizer, TokenizerError
 from service.worker_metrics import QueueReading, WorkerReading
 from service.workers.base import WorkerNotReadyError
@@ -57,12 +57,12 @@ class Gateway:
         self.keepalive = keepalive
         self.tenants = TenantDirectory(config)
         self.tenants.add_listener(self._on_tenants)
-        registry.set_tenant_policies(policies_of(self.tenants.tenants))
         self.gate = RequestGate(config.max_queue)
         self.metrics = GatewayMetrics(self._read_workers, self._read_queue)
         self.metrics.registry.register(MetadataCollector(lambda: metadata.stats))
         self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._fleet = Fleet(config, registry, metadata, self._threads)
+        self._policies = WorkerPolicies(self.tenants, registry, self._fleet, self._threads)
         self.generator = Generator(registry.ready_workers, self.metrics, self._fleet.locate)
         reasons = self.generator.routing.reasons
         self.metrics.registry.register(self._fleet.collector(reasons))
@@ -166,7 +166,9 @@ class Gateway:
             self._failure = problem
             _log.error("model %s cannot be served: %s", card.model, problem)
             return
-        self._served = ServedModel(card, loaded, int(time.time()), self._threads)
+        served = ServedModel(card, loaded, int(time.time()), self._threads)
+        await self._policies.share(served)  # ahead of the first request
+        self._served = served
         _log.info("serving %s", ", ".join(self._served.names))
 
     async def _first_card(self) -> ModelCard:
@@ -179,7 +181,10 @@ class Gateway:
     def _on_tenants(self) -> None:
         """They have changed."""
         self.gate.rates.forget_all_but({item.tenant_id for item in self.tenants.tenants})
-        self.registry.set_tenant_policies(policies_of(self.tenants.tenants))
+        self._policies.tell()
+        if self._served is not None:
+            sharing = asyncio.create_task(self._policies.share(self._served))
+            self._tasks = [task for task in self._tasks if not task.done()] + [sharing]
         self.sessions.take_up()
 
     def _read_workers(self) -> list[WorkerReading]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from cache_store.block_hash import HASH_BYTES, Namespace, hash_blocks
 from cache_store.events import EVENT_CHUNK_TOKENS
 from cache_store.metadata.base import MetadataError, MetadataStore
+from cache_store.shared_prefixes import SharedPrefixes
 from model_worker.protocol import ModelCard
 
 __all__ = ["LookupOutcome", "PrefixLocator", "chunk_hashes"]
@@ -40,6 +41,7 @@ class PrefixLocator:
         self._store = store
         self._threads = threads
         self._wait_s = wait_s
+        self.shared: SharedPrefixes | None = None  # as the workers have been told of them
         self._late: set[asyncio.Task[Mapping[tuple[str, int], int]]] = set()
         self.outcomes: Counter[str] = Counter()
 
@@ -52,7 +54,7 @@ class PrefixLocator:
             return {}
         loop = asyncio.get_running_loop()
         hashes = await loop.run_in_executor(
-            self._threads, chunk_hashes, card, token_ids, cache_salt
+            self._threads, chunk_hashes, card, token_ids, cache_salt, self.shared
         )
         task = asyncio.create_task(self._ask(card, hashes))
         done, _ = await asyncio.wait({task}, timeout=self._wait_s)
@@ -81,14 +83,27 @@ class PrefixLocator:
         return found
 
 
-def chunk_hashes(card: ModelCard, token_ids: NDArray[np.int32], cache_salt: str) -> bytes:
-    """Those that the cache's events name: of the last block of each full chunk, joined."""
-    step = _chunk_blocks(card.block_size)
-    num_chunks = min(len(token_ids) // (step * card.block_size), MAX_CHUNKS)
+def chunk_hashes(
+    card: ModelCard,
+    token_ids: NDArray[np.int32],
+    cache_salt: str,
+    shared: SharedPrefixes | None = None,
+) -> bytes:
+    """Those that the cache's events name: of the last block of each full chunk, joined. Behind a
+    prefix that is shared, chunks begin anew, as they do in the cache."""
     namespace = Namespace(card.fingerprint, cache_salt=cache_salt)
-    blocks = hash_blocks(
-        namespace, token_ids[: num_chunks * step * card.block_size], card.block_size
-    )
+    place = namespace if shared is None else shared.divide(namespace, token_ids)
+    if isinstance(place, Namespace):
+        return _chunks_in(place, token_ids, card.block_size)
+    cut = place.num_head_tokens
+    head = _chunks_in(place.head, token_ids[:cut], card.block_size)
+    return head + _chunks_in(place.tail, token_ids[cut:], card.block_size)
+
+
+def _chunks_in(namespace: Namespace, token_ids: NDArray[np.int32], block_size: int) -> bytes:
+    step = _chunk_blocks(block_size)
+    num_chunks = min(len(token_ids) // (step * block_size), MAX_CHUNKS)
+    blocks = hash_blocks(namespace, token_ids[: num_chunks * step * block_size], block_size)
     rows = np.frombuffer(blocks.joined, dtype=np.uint8).reshape(num_chunks, step, HASH_BYTES)
     return rows[:, -1].tobytes()
 

@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cache_store.cache import Cache
+from cache_store.divided_cache import DividedCache
 from cache_store.events import Tier
 from cache_store.eviction import make_eviction_policy
 from cache_store.load_planner import LoadPlanner
 from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
+from cache_store.shared_prefixes import SharedPrefixes
 from cache_store.transfer import TransferOrder, TransferResult
 from cache_store.transfer_desk import LowerTiers
 from model_worker.admission import EngineLimits
@@ -201,8 +203,10 @@ class World:
         speculator: Speculator | Callable[[Cache, StepCosts], Speculator] | None = None,
         runs_ahead: bool = False,
         block_bytes: int = 1,
+        shared: Sequence[Sequence[int]] = (),
     ) -> None:
-        """``runs_ahead``: with a device that computes as late as it may."""
+        """``runs_ahead``: with a device that computes as late as it may. ``shared``: prefixes that
+        all namespaces have in common."""
         self.now_s = 0.0
         self.runner = ScriptedRunner(num_blocks)
         sizes = {Tier.HOST: num_host, Tier.DISK: num_disk}
@@ -223,6 +227,9 @@ class World:
             if is_caching
             else NullCache(num_blocks, BLOCK)
         )
+        prefixes = SharedPrefixes(BLOCK)
+        if isinstance(self.cache, PrefixCache):
+            self.cache = DividedCache(self.cache, prefixes)
         self.pacer = pacer = PrefillPacer(1e9, max_batched)
         self.scheduler = Scheduler(
             self.cache,
@@ -245,7 +252,9 @@ class World:
             limits,
             self._tick,
             runs_ahead=runs_ahead,
+            prefixes=prefixes,
         )
+        self.share(*shared)
         self.outputs: dict[str, list[RequestOutput]] = {}
 
     def _tick(self) -> float:
@@ -275,11 +284,20 @@ class World:
             ),
         )
 
-    def act(self, action: PrefixAction, prompt: Sequence[int], keep: int = 0) -> PrefixReply:
+    def share(self, *prefixes: Sequence[int]) -> None:
+        self.engine.share_prefixes([np.asarray(ids, dtype="<i4").tobytes() for ids in prefixes])
+
+    def act(
+        self, action: PrefixAction, prompt: Sequence[int], keep: int = 0, salt: str = ""
+    ) -> PrefixReply:
         encoded = np.asarray(prompt, dtype="<i4").tobytes()
         return self.engine.act_on_prefix(
             PrefixCommand(
-                call_id="call", action=action, prompt_token_ids=encoded, keep_num_tokens=keep
+                call_id="call",
+                action=action,
+                prompt_token_ids=encoded,
+                cache_salt=salt,
+                keep_num_tokens=keep,
             )
         )
 

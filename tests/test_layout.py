@@ -18,7 +18,7 @@ MAX_LINES = 400
 
 ALLOWED_IMPORTS = {
     "service": ("service", "model_worker.protocol", "cache_store.block_hash", "cache_store.cipher",
-                "cache_store.events", "cache_store.metadata"),
+                "cache_store.events", "cache_store.metadata", "cache_store.shared_prefixes"),
     "model_worker": ("model_worker", "cache_store"),
     "cache_store": ("cache_store",),
 }  # fmt: skip

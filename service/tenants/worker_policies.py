@@ -1,17 +1,67 @@
-"""What workers are told of the tenants.
+"""What workers are told of the tenants, and of the prefixes that all of them share.
 
-Owns the translation of weights and caps. Knows nothing of when they are told or of what workers
-make of it.
+Owns the translation of weights, caps and prefixes, and that each change reaches the workers and the
+look-up of prompts. Knows nothing of what workers make of it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Iterable
+from concurrent.futures import Executor
 
+from cache_store.shared_prefixes import SharedPrefixes
 from model_worker.protocol import TenantPolicy
+from service.fleet import Fleet
+from service.served_model import ServedModel
+from service.tenants.directory import TenantDirectory
+from service.tenants.shared_text import shared_token_ids
 from service.tenants.tenant import Size, Tenant
+from service.workers.registry import WorkerRegistry
 
-__all__ = ["policies_of"]
+__all__ = ["WorkerPolicies", "policies_of"]
+
+_log = logging.getLogger("headstart.tenants")
+
+
+class WorkerPolicies:
+    """``threads`` encode the prefixes. Belongs to one event loop."""
+
+    def __init__(
+        self, tenants: TenantDirectory, registry: WorkerRegistry, fleet: Fleet, threads: Executor
+    ) -> None:
+        self._tenants = tenants
+        self._registry = registry
+        self._fleet = fleet
+        self._threads = threads
+        self._prefixes: tuple[bytes, ...] = ()
+        self._lock = asyncio.Lock()
+        self.tell()
+
+    def tell(self) -> None:
+        """Of the tenants as they are now; the prefixes stay as they are known."""
+        policies = policies_of(self._tenants.tenants)
+        self._registry.set_tenant_policies(policies, self._prefixes)
+
+    async def share(self, model: ServedModel) -> None:
+        """Encode the registered prefixes anew, for ``model``, and tell of them."""
+        async with self._lock:  # what is told last was read last
+            await self._share(model)
+
+    async def _share(self, model: ServedModel) -> None:
+        registered = self._tenants.shared_prefixes
+        loop = asyncio.get_running_loop()
+        found, problems = await loop.run_in_executor(
+            self._threads, shared_token_ids, model.tokenizer, registered
+        )
+        for problem in problems:
+            _log.error("the tenant file: %s; it is not shared", problem)
+        shared = SharedPrefixes(model.card.block_size)
+        shared.set(found)
+        self._fleet.share_prefixes(shared)
+        self._prefixes = tuple(token_ids.astype("<i4", copy=False).tobytes() for token_ids in found)
+        self.tell()
 
 
 def policies_of(tenants: Iterable[Tenant]) -> list[TenantPolicy]:

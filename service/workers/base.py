@@ -145,8 +145,11 @@ class Worker(Protocol):
         """
         ...
 
-    def set_tenant_policies(self, policies: Sequence[TenantPolicy]) -> None:
+    def set_tenant_policies(
+        self, policies: Sequence[TenantPolicy], shared_prefixes: Sequence[bytes] = ()
+    ) -> None:
         """From now on these hold and no others, in this life of the worker and in later ones.
+        ``shared_prefixes`` are the token ids (little-endian int32) that all tenants share.
 
         Never waits: a worker that is not ready is told when it is. One whose version knows no
         policies is not told, and treats all tenants alike.

@@ -94,6 +94,7 @@ class FakeWorker:
         self._prefix_commands: deque[PrefixCommand] = deque(maxlen=_NUM_RECORDED)
         self.prefix_reply = PrefixReply(call_id="")
         self._tenant_policies: tuple[TenantPolicy, ...] = ()
+        self.shared_prefixes: tuple[bytes, ...] = ()
         self._has_work = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
 
@@ -191,8 +192,11 @@ class FakeWorker:
         self._prefix_commands.append(command)
         return self.prefix_reply
 
-    def set_tenant_policies(self, policies: Sequence[TenantPolicy]) -> None:
+    def set_tenant_policies(
+        self, policies: Sequence[TenantPolicy], shared_prefixes: Sequence[bytes] = ()
+    ) -> None:
         self._tenant_policies = tuple(policies)
+        self.shared_prefixes = tuple(shared_prefixes)
 
     async def close(self) -> None:
         if self.state is not WorkerState.FAILED:

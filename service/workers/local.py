@@ -164,8 +164,10 @@ class LocalWorker:
             action, token_ids, cache_salt=cache_salt, keep_num_tokens=keep_num_tokens
         )
 
-    def set_tenant_policies(self, policies: Sequence[TenantPolicy]) -> None:
-        self._remote.set_tenant_policies(policies)
+    def set_tenant_policies(
+        self, policies: Sequence[TenantPolicy], shared_prefixes: Sequence[bytes] = ()
+    ) -> None:
+        self._remote.set_tenant_policies(policies, shared_prefixes)
 
     async def close(self) -> None:
         if self._is_closing:

@@ -52,6 +52,7 @@ class WorkerRegistry:
         self._listeners: list[StateListener] = []
         self._event_listeners: list[CacheListener] = []
         self._policies: tuple[TenantPolicy, ...] | None = None
+        self._shared_prefixes: tuple[bytes, ...] = ()
         self._changed: asyncio.Future[None] | None = None
         for worker in workers:
             if worker.worker_id in self._workers:
@@ -103,11 +104,14 @@ class WorkerRegistry:
         for worker in self._workers.values():
             worker.add_event_listener(listener)
 
-    def set_tenant_policies(self, policies: Sequence[TenantPolicy]) -> None:
+    def set_tenant_policies(
+        self, policies: Sequence[TenantPolicy], shared_prefixes: Sequence[bytes] = ()
+    ) -> None:
         """These hold and no others, for all workers, also for those added later."""
         self._policies = tuple(policies)
+        self._shared_prefixes = tuple(shared_prefixes)
         for worker in self._workers.values():
-            worker.set_tenant_policies(self._policies)
+            worker.set_tenant_policies(self._policies, self._shared_prefixes)
 
     async def start(self) -> None:
         """Start all workers; does not wait for them."""
@@ -156,7 +160,7 @@ class WorkerRegistry:
     def _join(self, worker: Worker) -> None:
         self._workers[worker.worker_id] = worker
         if self._policies is not None:
-            worker.set_tenant_policies(self._policies)
+            worker.set_tenant_policies(self._policies, self._shared_prefixes)
         worker.add_state_listener(lambda change: self._take_change(worker, change))
 
     def _take_change(self, worker: Worker, change: StateChange) -> None:

@@ -90,7 +90,7 @@ class RemoteWorker:
         self._streams = StreamTable()
         self._calls = CallTable()
         self._cache_news = CacheNewsBoard(self._worker_id)
-        self._policies: tuple[TenantPolicy, ...] | None = None  # None: nothing was said of any
+        self._policies: TenantPolicies | None = None  # None: nothing was said of any
         self._link_number = 0
         self._welcomed_link_number = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -190,9 +190,12 @@ class RemoteWorker:
         )
         return await self._calls.wait(call, lambda: self._send(call), PrefixReply)
 
-    def set_tenant_policies(self, policies: Sequence[TenantPolicy]) -> None:
-        if tuple(policies) != self._policies:
-            self._policies = tuple(policies)
+    def set_tenant_policies(
+        self, policies: Sequence[TenantPolicy], shared_prefixes: Sequence[bytes] = ()
+    ) -> None:
+        told = TenantPolicies(policies=tuple(policies), shared_prefixes=tuple(shared_prefixes))
+        if told != self._policies:
+            self._policies = told
             if self._welcomed_link_number == self._link_number:
                 self._tell_policies()
 
@@ -216,7 +219,7 @@ class RemoteWorker:
         if self._welcome is None or self._policies is None:
             return
         if self._welcome.version.has_tenant_messages:
-            self._send(TenantPolicies(policies=self._policies))
+            self._send(self._policies)
 
     def _send(self, message: Command) -> None:
         self._link.send(self._link_number, encode(message))
