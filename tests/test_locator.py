@@ -15,6 +15,7 @@ from cache_store.block_hash import Namespace, hash_blocks
 from cache_store.events import EVENT_CHUNK_TOKENS, BlockStored, Tier
 from cache_store.metadata.base import BlockLocation, MetadataError, WorkerRecord
 from cache_store.metadata.memory import MemoryMetadataStore
+from cache_store.shared_prefixes import DividedNamespace, SharedPrefixes
 from service.locator import PrefixLocator, chunk_hashes
 from tests.scripted_worker import make_card
 
@@ -100,3 +101,19 @@ async def test_a_store_that_fails_or_is_out_of_reach_gives_no_hint() -> None:
     store.is_failing, store.degraded = False, True
     assert await ask(locator) == {}
     assert locator.outcomes == {"failed": 1}
+
+
+def test_behind_a_shared_prefix_chunks_begin_anew() -> None:
+    size = EVENT_CHUNK_TOKENS + CARD.block_size  # a chunk and a block
+    shared = SharedPrefixes(CARD.block_size)
+    shared.set([PROMPT[:size]])
+    place = shared.divide(Namespace(CARD.fingerprint, cache_salt="x"), PROMPT)
+    assert isinstance(place, DividedNamespace)
+    joined = chunk_hashes(CARD, PROMPT, "x", shared)
+    step = EVENT_CHUNK_TOKENS // CARD.block_size
+    head = hash_blocks(place.head, PROMPT[:size], CARD.block_size)
+    tail = hash_blocks(place.tail, PROMPT[size:], CARD.block_size)
+    assert joined[:16] == head[step - 1]
+    assert joined[16:32] == tail[step - 1]
+    assert len(joined) // 16 == 1 + (len(PROMPT) - size) // EVENT_CHUNK_TOKENS
+    assert chunk_hashes(CARD, PROMPT[1:], "x", shared) == chunk_hashes(CARD, PROMPT[1:], "x")
