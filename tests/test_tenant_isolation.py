@@ -6,7 +6,8 @@ one-sided Wilcoxon signed-rank test at 0.001. With 40 pairs that finds an advant
 deviations of the differences with a probability above 0.95 (z 3.09 + 1.65 over the root of 40, and
 5 % for ranks instead of a normal distribution: Lehmann, Nonparametrics, 2.4). The tenant's own
 cached prompts, asked for in the same loop, are the positive control: the same test must find them,
-and what it could find must be a small part of what a hit saves.
+and what it could find must be less than half of what a hit saves. On a machine too busy for that,
+pairs are added; whether they are is decided by the spread alone, never by the result.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from tests.tenant_kit import bearer, hash_of, two_tenants, write
 
 ACME, GLOBEX = bearer("hs-acme"), bearer("hs-globex")
 NUM_PAIRS = 40
+MAX_PAIRS = 160
 PROMPT_TOKENS = 700
 Z_LEVEL, Z_POWER = 3.09, 1.645  # 0.001 one-sided; 0.95
 RANK_LOSS = 1.05
+PUBLIC = "You are a clerk of the town library. Answer in one short sentence. " * 3
 COMMON = "".join(
     f"\n[tenants.{name}]\nown_salt = false\nkeys = [{{ sha256 = '{hash_of('hs-' + name)}' }}]\n"
     for name in ("left", "right")
@@ -56,7 +59,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def tenants(folder: Path) -> str:
-    return write(folder, two_tenants(COMMON))
+    registered = f'\n[[shared.prefixes]]\ntext = "{PUBLIC}"\n'
+    return write(folder, two_tenants(COMMON + registered))
 
 
 def prompt_of(seed: int, num_tokens: int = PROMPT_TOKENS) -> list[int]:
@@ -64,14 +68,14 @@ def prompt_of(seed: int, num_tokens: int = PROMPT_TOKENS) -> list[int]:
     return [source.randrange(4, models.VOCAB_SIZE) for _ in range(num_tokens)]
 
 
-def ask(target: Target, who: dict[str, str], prompt: list[int]) -> httpx.Response:
+def ask(target: Target, who: dict[str, str], prompt: list[int] | str) -> httpx.Response:
     body = {"model": target.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
     response = target.http.post("/v1/completions", json=body, headers=who)
     assert response.status_code == 200, response.text
     return response
 
 
-def cached(target: Target, who: dict[str, str], prompt: list[int]) -> int:
+def cached(target: Target, who: dict[str, str], prompt: list[int] | str) -> int:
     return cached_tokens(ask(target, who, prompt).json())
 
 
@@ -102,6 +106,21 @@ def test_tenants_without_a_salt_of_their_own_share(target: Target) -> None:
     assert cached(target, ACME, prompt) == 0
 
 
+def test_a_registered_prefix_is_everybodys_and_nothing_behind_it(target: Target) -> None:
+    prompt = f"{PUBLIC}Where are the maps? Behind the third door, says the clerk."
+    size = ask(target, bearer("hs-left"), "x" + prompt).json()["usage"]["prompt_tokens"] - 1
+    assert cached(target, ACME, prompt) == 0
+    others = cached(target, GLOBEX, prompt)
+    assert others % 16 == 0
+    assert 0 < others < size - 1
+    assert cached(target, GLOBEX, prompt) == size - 1
+    assert cached(target, bearer("hs-left"), prompt) == others
+    assert others <= cached(target, ACME, f"{PUBLIC}When do you open?") < others + 16
+    salted = {"model": target.model, "prompt": prompt, "max_tokens": 1, "cache_salt": "mine"}
+    body = target.http.post("/v1/completions", json=salted, headers=ACME).json()
+    assert cached_tokens(body) == others
+
+
 def seconds(target: Target, who: dict[str, str], prompt: list[int]) -> float:
     began = time.perf_counter()
     ask(target, who, prompt)
@@ -117,22 +136,28 @@ def signed_rank_z(differences: Any) -> float:
     return float((ranks[differences > 0].sum() - mean) / deviation)
 
 
+def measured(target: Target, number: int, order: random.Random) -> tuple[float, float]:
+    """What a prompt of the other's, and one of its own, save against a fresh one; seconds."""
+    theirs, own, fresh = (prompt_of(10_000 + 3 * number + kind) for kind in range(3))
+    ask(target, ACME, theirs)
+    ask(target, GLOBEX, own)
+    times: dict[int, float] = {}
+    for kind in order.sample(range(3), 3):
+        times[kind] = seconds(target, GLOBEX, (theirs, own, fresh)[kind])
+    return times[2] - times[0], times[2] - times[1]
+
+
 def test_no_advantage_by_the_clock(target: Target) -> None:
     order = random.Random(0)
-    of_others, of_own = [], []
-    for number in range(NUM_PAIRS):
-        theirs, own, fresh = (prompt_of(10_000 + 3 * number + kind) for kind in range(3))
-        ask(target, ACME, theirs)
-        ask(target, GLOBEX, own)
-        times: dict[int, float] = {}
-        for kind in order.sample(range(3), 3):
-            times[kind] = seconds(target, GLOBEX, (theirs, own, fresh)[kind])
-        of_others.append(times[2] - times[0])
-        of_own.append(times[2] - times[1])
-    others, own_hits = np.asarray(of_others), np.asarray(of_own)
-    spread = np.subtract(*np.percentile(others, [75, 25])) / 1.349  # a deviation, outliers aside
-    detectable = RANK_LOSS * (Z_LEVEL + Z_POWER) / math.sqrt(NUM_PAIRS) * spread
-    advantage = float(np.median(own_hits))
-    assert signed_rank_z(own_hits) > Z_LEVEL, "a hit of one's own has to show"
-    assert detectable < advantage / 2, "too noisy to say anything"
-    assert signed_rank_z(others) < Z_LEVEL, f"{np.median(others):.4f} s of {advantage:.4f} s"
+    pairs: list[tuple[float, float]] = []
+    detectable, advantage = math.inf, 0.0
+    while detectable > advantage / 2:
+        assert len(pairs) < MAX_PAIRS, "too noisy to say anything"
+        pairs += [measured(target, len(pairs) + step, order) for step in range(NUM_PAIRS)]
+        of_others, of_own = np.asarray(pairs).T
+        # A standard deviation, outliers aside: the test goes by ranks as well.
+        spread = float(np.subtract(*np.percentile(of_others, [75, 25]))) / 1.349
+        detectable = RANK_LOSS * (Z_LEVEL + Z_POWER) / math.sqrt(len(pairs)) * spread
+        advantage = float(np.median(of_own))
+    assert signed_rank_z(of_own) > Z_LEVEL, "a hit of one's own has to show"
+    assert signed_rank_z(of_others) < Z_LEVEL, f"{np.median(of_others):.4f} of {advantage:.4f} s"

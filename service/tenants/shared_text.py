@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from service.conversation import Conversation
 from service.errors import InvalidRequest
 from service.schemas.chat import AssistantMessage, Message, UserMessage
 from service.schemas.parsing import convert
@@ -45,8 +46,8 @@ def _ids_of(tokenizer: ModelTokenizer, prefix: SharedPrefix, path: str) -> Itera
     """Of a text with and without what the tokenizer puts before it."""
     if prefix.messages is not None:
         messages = convert(prefix.messages, list[Message], f"{path}.messages")
-        template = tokenizer.chat_template
-        texts = [template.apply([*messages, _next(messages, text)]) for text in _CONTINUATIONS]
+        chats = [Conversation([*messages, _next(messages, text)]) for text in _CONTINUATIONS]
+        texts = [tokenizer.chat_template.apply(chat) for chat in chats]
         yield _common_ids(tokenizer, texts, add_special_tokens=False)
         return
     assert prefix.text is not None
