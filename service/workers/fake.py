@@ -93,7 +93,7 @@ class FakeWorker:
         self._cache_news = CacheNewsBoard(worker_id)
         self._prefix_commands: deque[PrefixCommand] = deque(maxlen=_NUM_RECORDED)
         self.prefix_reply = PrefixReply(call_id="")
-        self._tenant_policies: tuple[TenantPolicy, ...] = ()
+        self.tenant_policies: tuple[TenantPolicy, ...] = ()  # as told last
         self.shared_prefixes: tuple[bytes, ...] = ()
         self._has_work = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
@@ -195,7 +195,7 @@ class FakeWorker:
     def set_tenant_policies(
         self, policies: Sequence[TenantPolicy], shared_prefixes: Sequence[bytes] = ()
     ) -> None:
-        self._tenant_policies = tuple(policies)
+        self.tenant_policies = tuple(policies)
         self.shared_prefixes = tuple(shared_prefixes)
 
     async def close(self) -> None:
@@ -245,11 +245,6 @@ class FakeWorker:
     def prefix_commands(self) -> tuple[PrefixCommand, ...]:
         """The latest that were asked for, at most 256, the oldest first."""
         return tuple(self._prefix_commands)
-
-    @property
-    def tenant_policies(self) -> tuple[TenantPolicy, ...]:
-        """As told last."""
-        return self._tenant_policies
 
     @property
     def num_requests(self) -> int:
