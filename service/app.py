@@ -30,6 +30,7 @@ from service.routes import (
     completions,
     dashboard,
     health,
+    messages,
     metrics,
     models,
     sessions,
@@ -43,7 +44,7 @@ __all__ = ["create_app", "gateway_in", "uvicorn_config"]
 KEEPALIVE_SECONDS = 15.0
 # /dashboard/data stands before /dashboard/{name}.
 _ROUTES = (
-    *(chat, completions, models, tokenize, sessions, cache),
+    *(chat, completions, messages, models, tokenize, sessions, cache),
     *(health, metrics, admin, dashboard),
 )
 

@@ -1,14 +1,19 @@
-"""Every way a request can fail, and the one JSON body all failures are told in.
+"""Every way a request can fail, and the JSON body that failures are told in.
 
-Owns the error tree, the HTTP status of each, and OpenAI's error body. Knows nothing of routes or
-of how a failure came about. Messages are written for the client: they name the field and the
-limit, and never carry an exception's text.
+Owns the error tree, the HTTP status of each, and the two bodies: OpenAI's, and Anthropic's for
+whoever speaks that API. Knows nothing of how a failure came about. Messages are written for the
+client: they name the field and the limit, and never carry an exception's text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
+from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from model_worker.protocol import ErrorCode, RequestError
 
@@ -33,9 +38,21 @@ __all__ = [
     "error_from_status",
     "error_from_worker",
     "error_response",
+    "speaks_anthropic",
 ]
 
 _encoder = msgspec.json.Encoder()
+# https://docs.anthropic.com/en/api/errors; what is not here is invalid or our own failure.
+_ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        529: "overloaded_error",
+    }
+)
 
 
 class GatewayError(Exception):
@@ -48,6 +65,7 @@ class GatewayError(Exception):
     status = 500
     type = "internal_error"
     code: str | None = None
+    anthropic_status: int | None = None  # where it is another than ``status``
 
     def __init__(
         self,
@@ -73,6 +91,13 @@ class GatewayError(Exception):
         }
         return _encoder.encode({"error": fields})
 
+    def anthropic_body(self, request_id: str) -> bytes:
+        """``{"type": "error", "error": {"type", "message"}, "request_id"}`` as UTF-8 JSON."""
+        status = self.anthropic_status or self.status
+        default = "api_error" if status >= 500 else "invalid_request_error"
+        fields = {"type": _ANTHROPIC_TYPES.get(status, default), "message": self.message}
+        return _encoder.encode({"type": "error", "error": fields, "request_id": request_id})
+
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
@@ -83,6 +108,11 @@ class InvalidRequest(GatewayError):
 
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
+
+    def anthropic_body(self, request_id: str) -> bytes:
+        """Clients know this case by its first words: there is no code to know it by."""
+        told = InvalidRequest(f"prompt is too long: {self.message}")
+        return told.anthropic_body(request_id)
 
 
 class AuthenticationFailed(GatewayError):
@@ -118,10 +148,12 @@ class UnsupportedMediaType(GatewayError):
 
 class Overloaded(GatewayError):
     status, type, code = 429, "rate_limit_error", "overloaded"
+    anthropic_status: int | None = 529
 
 
 class RateLimited(Overloaded):
     code = "rate_limit_exceeded"
+    anthropic_status = None
 
 
 class RequestTimeout(GatewayError):
@@ -183,10 +215,34 @@ def error_from_worker(error: RequestError | None) -> GatewayError:
             return InternalError(error.message, code=error.code.value)
 
 
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a request, known by its ASGI scope, is one of Anthropic's API."""
+    path: str = scope["path"]
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return True
+    is_shared = path == "/v1/models" or path.startswith("/v1/models/")
+    return is_shared and "anthropic-version" in Headers(scope=scope)
+
+
+class _ErrorResponse(Response):
+    """Written once it is sent: only then is it known who has asked."""
+
+    def __init__(self, error: GatewayError) -> None:
+        super().__init__(
+            error.body(),
+            status_code=error.status,
+            headers=error.headers(),
+            media_type="application/json",
+        )
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if speaks_anthropic(scope):
+            self.body = self._error.anthropic_body(scope.get("headstart_request_id", ""))
+            self.status_code = self._error.anthropic_status or self._error.status
+            self.headers["Content-Length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
 def error_response(error: GatewayError) -> Response:
-    return Response(
-        error.body(),
-        status_code=error.status,
-        headers=error.headers(),
-        media_type="application/json",
-    )
+    return _ErrorResponse(error)

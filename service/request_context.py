@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import InternalError, error_response
+from service.errors import InternalError, error_response, speaks_anthropic
 
 __all__ = ["RequestContextMiddleware", "request_id_of"]
 
@@ -49,7 +49,10 @@ class RequestContextMiddleware:
             nonlocal is_started
             if message["type"] == "http.response.start":
                 is_started = True
-                MutableHeaders(scope=message).append("X-Request-Id", given_id or request_id)
+                headers = MutableHeaders(scope=message)
+                headers.append("X-Request-Id", given_id or request_id)
+                if speaks_anthropic(scope):
+                    headers.append("request-id", request_id)
             await send(message)
 
         try:

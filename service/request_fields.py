@@ -2,13 +2,14 @@
 
 Owns what happens to every top-level field of a request body, known or not: a field that would
 change the answer and is not implemented is refused, because silence would be a lie. Types and
-ranges of the fields that act belong to service.schemas.
+ranges of the fields that act belong to service.schemas; the rows of other APIs than chat and
+completions to service.dialects.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,6 +20,7 @@ __all__ = [
     "REQUEST_FIELDS",
     "Endpoint",
     "FieldKind",
+    "FieldTable",
     "RequestField",
     "acting_fields",
     "keep_acting",
@@ -38,11 +40,12 @@ class FieldKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestField:
-    """One row. ``null`` is always the same as leaving the field out."""
+    """One row. ``null`` is always the same as leaving the field out. A table of one endpoint's
+    own names none."""
 
     name: str
     kind: FieldKind
-    endpoints: frozenset[Endpoint]
+    endpoints: frozenset[Endpoint] = frozenset()
     note: str = ""
     inert: tuple[Any, ...] = ()  # values of a refused field that ask for nothing
 
@@ -173,34 +176,55 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
 )
 
 
-def _by_name(endpoint: Endpoint) -> dict[str, RequestField]:
-    return {field.name: field for field in REQUEST_FIELDS if endpoint in field.endpoints}
+class FieldTable:
+    """The rows of one endpoint."""
+
+    def __init__(self, rows: Iterable[RequestField]) -> None:
+        self._rows = {row.name: row for row in rows}
+
+    @property
+    def acting(self) -> frozenset[str]:
+        rows = self._rows.values()
+        return frozenset(row.name for row in rows if row.kind is FieldKind.ACTS)
+
+    def keep_acting(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of ``body`` that act, without nulls. Raises InvalidRequest naming any
+        other."""
+        kept: dict[str, Any] = {}
+        for name, value in body.items():
+            row = self._rows.get(name)
+            if row is None:
+                raise self._unknown(name)
+            if value is None or row.kind is FieldKind.HARMLESS:
+                continue
+            if row.kind is FieldKind.ACTS:
+                kept[name] = value
+            elif not row.is_inert(value):
+                raise _not_supported(row)
+        return kept
+
+    def _unknown(self, name: str) -> InvalidRequest:
+        shown = name if len(name) <= 64 else name[:64] + "..."
+        nearest = difflib.get_close_matches(name[:64], self.acting, n=1)
+        hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
+        return InvalidRequest(
+            f"Unknown request field '{shown}'.{hint}", param=shown, code="unknown_parameter"
+        )
 
 
-_FIELDS: Mapping[Endpoint, Mapping[str, RequestField]] = {
-    endpoint: _by_name(endpoint) for endpoint in Endpoint
+_TABLES: Mapping[Endpoint, FieldTable] = {
+    endpoint: FieldTable(row for row in REQUEST_FIELDS if endpoint in row.endpoints)
+    for endpoint in Endpoint
 }
 
 
 def acting_fields(endpoint: Endpoint) -> frozenset[str]:
-    rows = _FIELDS[endpoint].values()
-    return frozenset(row.name for row in rows if row.kind is FieldKind.ACTS)
+    return _TABLES[endpoint].acting
 
 
 def keep_acting(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
-    """The fields of ``body`` that act, without nulls. Raises InvalidRequest naming any other."""
-    kept: dict[str, Any] = {}
-    for name, value in body.items():
-        row = _FIELDS[endpoint].get(name)
-        if row is None:
-            raise _unknown(name, endpoint)
-        if value is None or row.kind is FieldKind.HARMLESS:
-            continue
-        if row.kind is FieldKind.ACTS:
-            kept[name] = value
-        elif not row.is_inert(value):
-            raise _not_supported(row)
-    return kept
+    """As :meth:`FieldTable.keep_acting`, of the endpoint's table."""
+    return _TABLES[endpoint].keep_acting(body)
 
 
 def _not_supported(row: RequestField) -> InvalidRequest:
@@ -211,13 +235,4 @@ def _not_supported(row: RequestField) -> InvalidRequest:
         f"'{row.name}' is not supported here{note}{hint}.",
         param=row.name,
         code="unsupported_parameter",
-    )
-
-
-def _unknown(name: str, endpoint: Endpoint) -> InvalidRequest:
-    shown = name if len(name) <= 64 else name[:64] + "..."
-    nearest = difflib.get_close_matches(name[:64], acting_fields(endpoint), n=1)
-    hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
-    return InvalidRequest(
-        f"Unknown request field '{shown}'.{hint}", param=shown, code="unknown_parameter"
     )

@@ -81,6 +81,35 @@ class ServedModel:
         token_ids = await self._in_thread(work)
         return self._fitting(token_ids, "prompt") if is_bounded else token_ids
 
+    async def tokens_before(
+        self, conversation: Conversation, marks: Sequence[str], num_tokens: int
+    ) -> list[int]:
+        """How much of a prompt stands before each of ``marks``, which are written into its
+        ``conversation`` and come to nothing of its ``num_tokens`` tokens; 0 of a mark that the
+        template left out.
+
+        To the token where the text is cut beside an added token, else to within one or two.
+        """
+
+        def work() -> list[int]:
+            text = self.tokenizer.chat_template.apply(conversation)
+            ends = []
+            for mark in marks:
+                ends.append(max(0, text.find(mark)))
+                text = text.replace(mark, "")
+            return [self._tokens_up_to(text, end, num_tokens) for end in ends]
+
+        return await self._in_thread(work)
+
+    def _tokens_up_to(self, text: str, end: int, num_tokens: int) -> int:
+        """Of the ``num_tokens`` of ``text``. Encodes the shorter part."""
+        if end <= len(text) - end:
+            count = len(self.tokenizer.encode(text[:end], add_special_tokens=False)) if end else 0
+        else:
+            rest = self.tokenizer.encode(text[end:], add_special_tokens=False)
+            count = num_tokens - len(rest)
+        return min(max(count, 0), num_tokens)
+
     def check_ids(self, token_ids: Sequence[int], turn: Turn | None = None) -> NDArray[np.int32]:
         """Ids that the client tokenized itself. Raises InvalidRequest."""
         # Too many are refused before they are looked at one by one.

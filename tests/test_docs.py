@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from model_worker.protocol import TierReport, WorkerStats
 from service import settings_document
 from service.app import create_app
 from service.config import GatewayConfig
+from service.dialects.message_fields import MESSAGE_FIELDS
 from service.metadata_metrics import MetadataCollector
 from service.metrics import GatewayMetrics
 from service.request_fields import REQUEST_FIELDS, FieldKind, RequestField
@@ -107,6 +109,23 @@ def test_every_request_field_is_documented_where_it_belongs(kind: FieldKind) -> 
     if kind is not FieldKind.REFUSED:
         notes = [row[2] for row in table_rows(section)]
         assert notes == [f.note or "-" for f in REQUEST_FIELDS if f.kind is kind]
+
+
+@pytest.mark.parametrize(("title", "fields"), [("Messages", MESSAGE_FIELDS)])
+def test_the_fields_of_other_apis_are_documented(
+    title: str, fields: tuple[RequestField, ...]
+) -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    rows = table_rows(text.split(f"## {title}\n")[1].split("\n## ")[0])
+    assert [tuple(row) for row in rows] == [
+        (f"`{field.name}`", effect_of(field), field.note or "-") for field in fields
+    ]
+
+
+def effect_of(field: RequestField) -> str:
+    if field.kind is FieldKind.REFUSED:
+        return f"refused, but `{json.dumps(field.inert[0])}`" if field.inert else "refused"
+    return "acts" if field.kind is FieldKind.ACTS else "no effect"
 
 
 def endpoints(field: RequestField) -> str:

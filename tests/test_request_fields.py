@@ -7,10 +7,19 @@ from typing import Any
 
 import pytest
 
+from service.dialects.message_fields import COUNTED_FIELDS, MESSAGE_FIELDS
 from service.errors import InvalidRequest
-from service.request_fields import REQUEST_FIELDS, Endpoint, FieldKind, acting_fields, keep_acting
+from service.request_fields import (
+    REQUEST_FIELDS,
+    Endpoint,
+    FieldKind,
+    FieldTable,
+    acting_fields,
+    keep_acting,
+)
 from service.schemas.chat import ChatRequest
 from service.schemas.completion import CompletionRequest
+from service.schemas.messages import MessagesRequest
 
 API_PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 
@@ -19,6 +28,13 @@ def test_the_fields_that_act_are_the_fields_that_are_parsed() -> None:
     assert acting_fields(Endpoint.CHAT) == set(ChatRequest.__struct_fields__)
     parsed = set(CompletionRequest.__struct_fields__) - {"prompts"} | {"prompt"}
     assert acting_fields(Endpoint.COMPLETIONS) == parsed
+
+
+def test_the_fields_of_messages_that_act_are_parsed() -> None:
+    parsed = set(MessagesRequest.__struct_fields__)
+    assert FieldTable(MESSAGE_FIELDS).acting == parsed
+    prompt = {"messages", "model", "system", "tools", "tool_choice", "output_config"}
+    assert COUNTED_FIELDS.acting == prompt | {"cache_control"}
 
 
 def test_no_field_stands_twice() -> None:

@@ -37,6 +37,7 @@ class CallSoFar:
     call_id: str
     name: str
     pieces: list[str] = field(default_factory=list)
+    num_pieces_before: int = 0  # of text
 
     @property
     def arguments(self) -> str:
@@ -65,13 +66,24 @@ class Choice:
     def text(self) -> str:
         return "".join(self.pieces)
 
+    def parts(self) -> list[str | CallSoFar]:
+        """Its texts and its calls in the order in which they were said; no text is empty."""
+        parts: list[str | CallSoFar] = []
+        start = 0
+        for call in self.calls:
+            parts += ["".join(self.pieces[start : call.num_pieces_before]), call]
+            start = call.num_pieces_before
+        parts.append("".join(self.pieces[start:]))
+        return [part for part in parts if part != ""]
+
     def take(self, delta: Delta) -> None:
         if isinstance(delta, TextDelta):
             self.pieces.append(delta.text)
             self.scores += delta.scores
             return
         if delta.name:
-            self.calls.append(CallSoFar(delta.call_id, delta.name))
+            call = CallSoFar(delta.call_id, delta.name, num_pieces_before=len(self.pieces))
+            self.calls.append(call)
         self.calls[delta.index].pieces.append(delta.arguments)
 
 
