@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,9 +20,11 @@ from service.schemas.bodies import CachedTokens, Usage
 from service.shapes.base import Choice, Shape
 from service.sse import ServerEvent
 
-__all__ = ["Answer", "ChoiceSource"]
+__all__ = ["Answer", "BeforeEnd", "ChoiceSource"]
 
 Events = AsyncGenerator[TextEvent, None]
+BeforeEnd = Callable[[Sequence[Choice], Usage], Awaitable[None]]
+"""What is to be done with all that was answered before the client is told that it is all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,14 @@ class Answer:
     """``num_prompt_tokens`` are those of each prompt, ``sources`` the choices in their order."""
 
     def __init__(
-        self, shape: Shape, sources: Sequence[ChoiceSource], num_prompt_tokens: Sequence[int]
+        self,
+        shape: Shape,
+        sources: Sequence[ChoiceSource],
+        num_prompt_tokens: Sequence[int],
+        before_end: BeforeEnd | None = None,
     ) -> None:
         self._shape = shape
+        self._before_end = before_end
         self._sources = sources
         self._num_prompt_tokens = num_prompt_tokens
         self._choices = [Choice(source.prompt) for source in sources]
@@ -54,6 +61,7 @@ class Answer:
 
     async def whole(self) -> bytes:
         usage = await self.usage()
+        await self._see_to_end()
         return self._shape.whole(self._choices, usage)
 
     async def usage(self) -> Usage:
@@ -79,8 +87,13 @@ class Answer:
                 if event.finish_reason is not None:
                     for ending in self._shape.ending(index, choice, usage):
                         yield ending
+        await self._see_to_end()
         for closing in self._shape.closing(self._choices, self._usage()):
             yield closing
+
+    async def _see_to_end(self) -> None:
+        if self._before_end is not None:
+            await self._before_end(self._choices, self._usage())
 
     def _take(self, index: int, event: TextEvent) -> list[Delta]:
         """Note the event; what it adds to its choice."""

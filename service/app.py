@@ -33,6 +33,7 @@ from service.routes import (
     messages,
     metrics,
     models,
+    responses,
     sessions,
     tokenize,
 )
@@ -44,7 +45,7 @@ __all__ = ["create_app", "gateway_in", "uvicorn_config"]
 KEEPALIVE_SECONDS = 15.0
 # /dashboard/data stands before /dashboard/{name}.
 _ROUTES = (
-    *(chat, completions, messages, models, tokenize, sessions, cache),
+    *(chat, completions, messages, responses, models, tokenize, sessions, cache),
     *(health, metrics, admin, dashboard),
 )
 

@@ -63,6 +63,7 @@ class GatewayConfig:
     redis_url: str | None = field(default=None, repr=False)  # may hold a password
     encryption_key_file: str | None = None
     session_ttl: float = 86_400.0
+    no_store: bool = False
     session_idle_timeout: float = 60.0
     sessions_dir: str | None = None  # where embedded metadata keeps sessions; None: nowhere
     log_level: str = "info"
@@ -126,6 +127,7 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
         redis_url=_redis_url(values["redis_url"]),
         encryption_key_file=_text(values["encryption_key_file"]),
         session_ttl=values["session_ttl"],
+        no_store=values["no_store"],
         session_idle_timeout=values["session_idle_timeout"],
         sessions_dir=_sessions_dir(values),
         log_level=values["log_level"],

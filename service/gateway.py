@@ -26,6 +26,7 @@ from service.request_gate import RequestGate
 from service.served_model import ServedModel
 from service.sessions.book import SessionLimits
 from service.sessions.sessions import Sessions
+from service.sessions.stored_responses import StoredResponses
 from service.tenants.directory import TenantDirectory
 from service.tenants.worker_policies import WorkerPolicies
 from service.tokenizer import ModelTokenizer, TokenizerError
@@ -74,6 +75,7 @@ class Gateway:
             self.tenants,
             time.time,
         )
+        self.responses = StoredResponses(self.sessions)
         self._served: ServedModel | None = None
         self._failure = ""
         self._tasks: list[asyncio.Task[None]] = []

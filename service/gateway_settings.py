@@ -129,6 +129,15 @@ GATEWAY_SETTINGS = (
         "SECONDS",
     ),
     Setting(
+        "no_store",
+        kinds.boolean,
+        False,
+        "Keep no response of /v1/responses for later, whatever its request says.",
+        _GATEWAY,
+        "",
+        is_flag=True,
+    ),
+    Setting(
         "worker",
         kinds.endpoint,
         (),

@@ -18,6 +18,7 @@ from service import settings_document
 from service.app import create_app
 from service.config import GatewayConfig
 from service.dialects.message_fields import MESSAGE_FIELDS
+from service.dialects.response_fields import RESPONSE_FIELDS
 from service.metadata_metrics import MetadataCollector
 from service.metrics import GatewayMetrics
 from service.request_fields import REQUEST_FIELDS, FieldKind, RequestField
@@ -111,7 +112,9 @@ def test_every_request_field_is_documented_where_it_belongs(kind: FieldKind) -> 
         assert notes == [f.note or "-" for f in REQUEST_FIELDS if f.kind is kind]
 
 
-@pytest.mark.parametrize(("title", "fields"), [("Messages", MESSAGE_FIELDS)])
+@pytest.mark.parametrize(
+    ("title", "fields"), [("Messages", MESSAGE_FIELDS), ("Responses", RESPONSE_FIELDS)]
+)
 def test_the_fields_of_other_apis_are_documented(
     title: str, fields: tuple[RequestField, ...]
 ) -> None:

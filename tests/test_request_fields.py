@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from service.dialects.message_fields import COUNTED_FIELDS, MESSAGE_FIELDS
+from service.dialects.response_fields import RESPONSE_FIELDS
 from service.errors import InvalidRequest
 from service.request_fields import (
     REQUEST_FIELDS,
@@ -20,6 +21,7 @@ from service.request_fields import (
 from service.schemas.chat import ChatRequest
 from service.schemas.completion import CompletionRequest
 from service.schemas.messages import MessagesRequest
+from service.schemas.responses import ResponsesRequest
 
 API_PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 
@@ -35,6 +37,10 @@ def test_the_fields_of_messages_that_act_are_parsed() -> None:
     assert FieldTable(MESSAGE_FIELDS).acting == parsed
     prompt = {"messages", "model", "system", "tools", "tool_choice", "output_config"}
     assert COUNTED_FIELDS.acting == prompt | {"cache_control"}
+
+
+def test_the_fields_of_responses_that_act_are_parsed() -> None:
+    assert FieldTable(RESPONSE_FIELDS).acting == set(ResponsesRequest.__struct_fields__)
 
 
 def test_no_field_stands_twice() -> None:

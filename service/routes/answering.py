@@ -120,7 +120,9 @@ async def _begin(request: Request, asked: Generation, place: _Place) -> _Begun:
     tenant_in(request).caps.check(body.priority, body.retention)
     if asked.session is not None:
         view = gateway.model(body.model).view
-        place.turn = await gateway.sessions.begin_turn(asked.session, view, body.cache_salt)
+        place.turn = await gateway.sessions.begin_turn(
+            asked.session, view, body.cache_salt, asked.branch
+        )
     prepared = await asked.prompts(place.turn)
     if place.turn is not None:
         gateway.sessions.count_turn(place.turn)
@@ -167,7 +169,8 @@ def _begun(request: Request, asked: Generation, prompts: Sequence[Prompt], place
         )
     )
     counts = [len(prompt.token_ids) for prompt in prompts]
-    return _Begun(Answer(shape, sources, counts), shape, placements, place.history)
+    made = Answer(shape, sources, counts, asked.before_end)
+    return _Begun(made, shape, placements, place.history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +211,7 @@ def _generation_request(
         affinity=(
             Affinity(asked.worker_id, key)
             if turn is None
-            else Affinity(turn.worker_id, turn.key.session_id)
+            else Affinity(turn.worker_id, key if asked.branch else turn.key.session_id)
         ),
         placement=sample.placement,
         is_first_sample=sample.number == 0,

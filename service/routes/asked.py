@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_worker.protocol import SamplingParams
+from service.answers import BeforeEnd
 from service.deltas import MakeReader, PlainReader
 from service.errors import InvalidRequest
 from service.schemas.sampling import CommonFields
 from service.sessions.identity import SessionKey
-from service.sessions.turn import Turn
+from service.sessions.turn import SessionBranch, Turn
 from service.shapes.base import MakeShape
 
 __all__ = ["MAX_CHOICES", "Generation", "MakePrompts", "Prompt"]
@@ -53,6 +54,8 @@ class Generation:
     shape: MakeShape
     id_prefix: str
     worker_id: str = ""
+    branch: SessionBranch | None = None  # what ``session``, which is new then, begins with
+    before_end: BeforeEnd | None = None
 
     def __post_init__(self) -> None:
         if self.num_choices > MAX_CHOICES:

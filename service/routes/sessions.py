@@ -6,19 +6,18 @@ Everything is scoped to the caller's tenant: the sessions of others are not foun
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from cache_store.metadata.base import MetadataError, SessionRecord
-from service.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from cache_store.metadata.base import SessionRecord
+from service.errors import Conflict, InvalidRequest, NotFound
 from service.gateway import Gateway, gateway_of
 from service.routes.answering import prewarm
 from service.routes.cache import prewarm_generation
+from service.routes.needing_store import needs_store
 from service.schemas import bodies
 from service.schemas.session import (
     CreateSession,
@@ -37,6 +36,7 @@ from service.sessions.history import History
 from service.sessions.identity import SessionKey, check_session_id, named_session, tenant_of
 from service.sessions.records import ends_at, key_of
 from service.sessions.sessions import SessionSettings
+from service.sessions.stored_responses import is_response_session
 from service.sessions.turn import ModelView
 from service.tenants.tenant import tenant_in
 
@@ -45,28 +45,10 @@ router = APIRouter()
 _DEFAULT_LIMIT = 20
 _MAX_LIMIT = 100
 _T = TypeVar("_T")
-Handler = Callable[..., Awaitable[Response]]
-
-
-def _needs_store(handler: Handler) -> Handler:
-    """What an owner asks for must not silently not happen: 503 while the store is away."""
-
-    @functools.wraps(handler)
-    async def guarded(*arguments: Any, **named: Any) -> Response:
-        try:
-            return await handler(*arguments, **named)
-        except MetadataError:
-            raise Unavailable(
-                "The metadata store does not answer; nothing was certainly changed.",
-                code="metadata_unavailable",
-                retry_after=1,
-            ) from None
-
-    return guarded
 
 
 @router.post("/v1/sessions")
-@_needs_store
+@needs_store
 async def create_session(request: Request) -> Response:
     gateway = gateway_of(request)
     view = gateway.served_model().view
@@ -95,20 +77,26 @@ async def create_session(request: Request) -> Response:
 
 
 @router.get("/v1/sessions")
-@_needs_store
+@needs_store
 async def list_sessions(request: Request) -> Response:
     gateway = gateway_of(request)
     view = gateway.served_model().view
     cursor = request.query_params.get("cursor", "")
     limit = _limit(request.query_params.get("limit"))
     page, following = await gateway.sessions.records.page(tenant_of(request), cursor, limit)
-    whole = await asyncio.gather(*(gateway.sessions.records.get(key_of(item)) for item in page))
+    whole = await asyncio.gather(
+        *(
+            gateway.sessions.records.get(key_of(item))
+            for item in page
+            if not is_response_session(item.session_id)
+        )
+    )
     views = await asyncio.gather(*(_view(gateway, item, view) for item in whole if item))
     return _json(SessionList(tuple(views), following or None))
 
 
 @router.get("/v1/sessions/{session_id}")
-@_needs_store
+@needs_store
 async def get_session(request: Request, session_id: str) -> Response:
     gateway = gateway_of(request)
     record = await _found(request, session_id)
@@ -116,7 +104,7 @@ async def get_session(request: Request, session_id: str) -> Response:
 
 
 @router.post("/v1/sessions/{session_id}/fork")
-@_needs_store
+@needs_store
 async def fork_session(request: Request, session_id: str) -> Response:
     gateway = gateway_of(request)
     view = gateway.served_model().view
@@ -131,7 +119,7 @@ async def fork_session(request: Request, session_id: str) -> Response:
 
 
 @router.post("/v1/sessions/{session_id}/prewarm")
-@_needs_store
+@needs_store
 async def prewarm_session(request: Request, session_id: str) -> Response:
     """Compute what ``messages`` say, or whatever of the history is not in the cache any more."""
     gateway = gateway_of(request)
@@ -160,7 +148,7 @@ async def prewarm_session(request: Request, session_id: str) -> Response:
 
 
 @router.delete("/v1/sessions/{session_id}")
-@_needs_store
+@needs_store
 async def delete_session(request: Request, session_id: str) -> Response:
     key = SessionKey(tenant_of(request), session_id)
     if not await gateway_of(request).sessions.delete(key):
@@ -169,7 +157,7 @@ async def delete_session(request: Request, session_id: str) -> Response:
 
 
 @router.delete("/v1/tenants/me/data")
-@_needs_store
+@needs_store
 async def delete_tenant_data(request: Request) -> Response:
     """All sessions of the caller's tenant, and what is stored for them alone."""
     num_deleted = await gateway_of(request).sessions.delete_all(tenant_of(request))

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 DIGEST_SIZE = 16
+_MAX_RELATIVES = 16  # looked at when a session is deleted
 NEVER = -1  # num_exact_tokens of a history whose last answer could not be kept
 _CHECKPOINT = struct.Struct(f"<II{DIGEST_SIZE}s")
 
@@ -55,6 +56,7 @@ class History(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     num_exact_tokens: int = 0
     branches: tuple[Branch, ...] = ()
     relatives: tuple[str, ...] = ()  # session ids of its forks and of what it was forked from
+    attachment: bytes = b""  # what else is kept with it (service.sessions.stored_responses)
 
     @classmethod
     def empty(cls, model: str, key: bytes) -> History:
@@ -73,6 +75,14 @@ class History(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
             return None
         is_whole = not (len(history.ids) % 4 or len(history.packed_checkpoints) % _CHECKPOINT.size)
         return history if is_whole and model in (None, history.model) else None
+
+    def forked(self, session_id: str) -> History:
+        """What a fork of the session of that id begins with."""
+        return msgspec.structs.replace(self.with_relative(session_id), branches=(), attachment=b"")
+
+    def with_relative(self, session_id: str) -> History:
+        relatives = (*self.relatives, session_id)[-_MAX_RELATIVES:]
+        return msgspec.structs.replace(self, relatives=relatives)
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)

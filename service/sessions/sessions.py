@@ -24,13 +24,11 @@ from service.sessions.identity import SessionKey
 from service.sessions.metrics import SessionMetrics
 from service.sessions.reaper import SessionReaper
 from service.sessions.records import SessionRecords, ends_at, key_of, touched, ttl_of
-from service.sessions.turn import ModelView, Turn, TurnStart
+from service.sessions.turn import ModelView, SessionBranch, Turn, TurnStart
 from service.tenants.directory import TenantDirectory
 from service.workers.base import Worker
 
 __all__ = ["SessionSettings", "Sessions"]
-
-_MAX_RELATIVES = 16  # looked at when a session is deleted
 
 TokenIds = NDArray[np.int32]  # 1-D
 
@@ -96,19 +94,26 @@ class Sessions:
 
     # ------------------------------------------------------------ turns
 
-    async def begin_turn(self, key: SessionKey, model: ModelView, cache_salt: str | None) -> Turn:
-        """A request of ``key`` has come, with the client's own ``cache_salt``, else the session's
-        stands. Its stored prefix is called back at once, long before the request itself is ready.
-        Never raises for the store's sake."""
+    async def begin_turn(
+        self,
+        key: SessionKey,
+        model: ModelView,
+        cache_salt: str | None,
+        branch: SessionBranch | None = None,
+    ) -> Turn:
+        """A request of ``key`` has come, of a session that is new where it is a ``branch``, with
+        the client's own ``cache_salt``, else the session's stands. Its stored prefix is called back
+        at once, long before the request itself is ready. Never raises for the store's sake."""
         tenant = self._tenants.tenant(key.tenant)
         record, is_read = None, True
         try:
-            record = await self.records.get_ended(key)
+            record = await self.records.get_ended(key) if branch is None else None
             if record is not None and ends_at(record) <= self.records.clock():
                 record = await self._unless_over(record)
         except MetadataError:
             is_read = False
-        stored_salt = "" if record is None else tenant.client_salt(record.cache_salt)
+        source = record if branch is None else branch.origin
+        stored_salt = "" if source is None else tenant.client_salt(source.cache_salt)
         salt = tenant.namespace_salt(cache_salt or stored_salt)
         turn = Turn(
             key,
@@ -118,6 +123,7 @@ class Sessions:
                 cache_salt=salt,
                 ttl=self._limits.ttl,
                 caps=tenant.caps,
+                branch=branch,
             ),
             model,
             self.records,
@@ -127,8 +133,8 @@ class Sessions:
             on_end=self._end_turn,
         )
         self._turns.setdefault(key, set()).add(turn)
-        if record is not None and len(turn.stored_ids) and record.cache_salt == salt:
-            self.blocks.prefetch(record.worker_id, turn.stored_ids, salt)
+        if source is not None and len(turn.stored_ids) and source.cache_salt == salt:
+            self.blocks.prefetch(source.worker_id, turn.stored_ids, salt)
         return turn
 
     async def _unless_over(self, record: SessionRecord) -> SessionRecord | None:
@@ -180,8 +186,7 @@ class Sessions:
         content = b""
         history = History.decode(record.history, model.fingerprint)
         if history is not None:
-            relatives = (*history.relatives, record.session_id)[-_MAX_RELATIVES:]
-            content = msgspec.structs.replace(history, relatives=relatives, branches=()).encode()
+            content = history.forked(record.session_id).encode()
         forked = await self._put_new(
             touched(
                 msgspec.structs.replace(
@@ -192,8 +197,12 @@ class Sessions:
             )
         )
         if forked is not None and history is not None:
-            await self.records.change(key_of(record), _with_relative(key.session_id, model))
+            await self.relate(record, key.session_id, model)
         return forked
+
+    async def relate(self, record: SessionRecord, session_id: str, model: ModelView) -> None:
+        """Another session goes on with what ``record`` has: its deletion leaves that alone."""
+        await self.records.change(key_of(record), _with_relative(session_id, model))
 
     async def _put_new(self, record: SessionRecord) -> SessionRecord | None:
         key = key_of(record)
@@ -275,8 +284,7 @@ def _with_relative(
         history = History.decode(record.history, model.fingerprint)
         if history is None:
             return None
-        relatives = (*history.relatives, session_id)[-_MAX_RELATIVES:]
-        changed = msgspec.structs.replace(history, relatives=relatives)
+        changed = history.with_relative(session_id)
         return msgspec.structs.replace(record, history=changed.encode())
 
     return change

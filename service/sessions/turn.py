@@ -33,7 +33,7 @@ from service.sessions.records import SessionRecords, touched
 from service.tenants.tenant import Caps
 from service.tokenizer import ModelTokenizer
 
-__all__ = ["ModelView", "Turn", "TurnStart"]
+__all__ = ["ModelView", "SessionBranch", "Turn", "TurnStart"]
 
 _MAX_TRIES = 4
 _log = logging.getLogger("headstart.sessions")
@@ -50,6 +50,15 @@ class ModelView:
     tokenizer: ModelTokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class SessionBranch:
+    """A session that begins with what another, ``origin``, has at this moment, or with nothing. If
+    it ``is_kept`` not, its turn leaves no trace in the store."""
+
+    origin: SessionRecord | None
+    is_kept: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStart:
     """What a turn goes by. ``record`` is None for a session that begins, and for one that could
@@ -60,6 +69,12 @@ class TurnStart:
     cache_salt: str  # of the namespace, the tenant's part included
     ttl: float  # of a session that begins
     caps: Caps = field(default_factory=Caps)  # on what the record asks for
+    branch: SessionBranch | None = None
+
+    @property
+    def source(self) -> SessionRecord | None:
+        """Whose history and settings it goes on with."""
+        return self.record if self.branch is None else self.branch.origin
 
 
 class Turn:
@@ -89,7 +104,7 @@ class Turn:
         self._on_conflict = on_conflict
         self._on_end = on_end
         self._base = start.record
-        self._history = self._stored_history(start.record) or self._beginning()
+        self._history = self._inherited_history() or self._beginning()
         self._text: str | None = None
         self._first_ids: tuple[int, ...] = ()
         self._prompt: Prompt | None = None
@@ -101,7 +116,7 @@ class Turn:
     @property
     def worker_id(self) -> str:
         """Of the worker that served the session last; empty for none."""
-        return "" if self._start.record is None else self._start.record.worker_id
+        return "" if self._start.source is None else self._start.source.worker_id
 
     @property
     def cache_salt(self) -> str:
@@ -158,6 +173,8 @@ class Turn:
 
     async def keep(self, outcome: Outcome) -> None:
         """Store what was served. Never raises for the store's sake."""
+        if self._start.branch is not None and not self._start.branch.is_kept:
+            return
         prompt = self._prompt
         assert prompt is not None
         answer = ServedAnswer(
@@ -178,7 +195,9 @@ class Turn:
 
         async def wait_and_keep() -> None:
             try:
-                await self.keep(await outcome)
+                known = await outcome
+                if self._start.branch is None:  # else nothing is kept of what was given up
+                    await self.keep(known)
             finally:
                 self._num_late -= 1
                 self._tell_end()
@@ -271,6 +290,12 @@ class Turn:
             for token_ids in history.sequences() if history is not None else ():
                 self._drop(token_ids, base.cache_salt)
 
+    def _inherited_history(self) -> History | None:
+        history = self._stored_history(self._start.source)
+        if history is None or self._start.branch is None or self._start.source is None:
+            return history
+        return history.forked(self._start.source.session_id)
+
     def _stored_history(self, record: SessionRecord | None) -> History | None:
         return None if record is None else History.decode(record.history, self._model.fingerprint)
 
@@ -280,7 +305,7 @@ class Turn:
         name = f"{self.key.tenant}\0{self.key.session_id}".encode()
         key = hashlib.blake2b(name, digest_size=16).digest()
         history = History.empty(self._model.fingerprint, key)
-        record = self._start.record
+        record = self._start.source
         is_first = record is None or not record.num_prompt_tokens_total
         if is_first and self._start.is_read:
             return history
