@@ -18,6 +18,7 @@ NAMES = (
     "speculation",
     "shared_prefix",
     "pressure",
+    "fairness",
     "kv_cache_dtype",
     "gateway",
     "churn",

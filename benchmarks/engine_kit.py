@@ -22,7 +22,13 @@ def build_parts(**overrides: object) -> WorkerParts:
 
 
 def submit(
-    engine: Engine, name: str, prompt: npt.NDArray[np.int32] | list[int], max_tokens: int
+    engine: Engine,
+    name: str,
+    prompt: npt.NDArray[np.int32] | list[int],
+    max_tokens: int,
+    *,
+    tenant: str = "",
+    cache_salt: str = "",
 ) -> None:
     engine.add_request(
         LINK,
@@ -30,6 +36,8 @@ def submit(
             request_id=name,
             prompt_token_ids=np.asarray(prompt, dtype="<i4").tobytes(),
             sampling_params=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+            tenant=tenant,
+            cache_salt=cache_salt,
         ),
     )
 

@@ -97,11 +97,6 @@ class FairQueue:
         for account in self._accounts.values():
             account.weight = self._weights.get(account.tenant, 1.0)
 
-    @property
-    def is_contended(self) -> bool:
-        """Whether requests of several tenants are here."""
-        return self._num_present > 1
-
     def accounts(self) -> list[TenantAccount]:
         """Of those that are here."""
         return [account for account in self._accounts.values() if account.is_present]

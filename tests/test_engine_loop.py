@@ -10,9 +10,11 @@ import numpy as np
 
 from model_worker.engine_loop import IDLE_CHECK_S, SAVE_POLL_S, EngineLoop
 from model_worker.gateway_links import LinkCommand
-from model_worker.protocol import AddRequest
+from model_worker.protocol import AddRequest, TenantPolicies, TenantPolicy
 from model_worker.server import WorkerServer
 from tests.rig import EngineRig, RigOptions, TeacherSampler, greedy
+from tests.scheduler_kit import World
+from tests.scheduler_kit import prompt as scripted_prompt
 from tests.test_token_equality import model_of, reference_of, token_ids
 
 PROMPT = token_ids(70, seed=2)
@@ -104,3 +106,34 @@ def test_one_that_is_told_to_stop_at_once_does_not(tmp_path: Path) -> None:
     server = run(rig, "immediate")
     assert SAVE_POLL_S not in server.waits
     rig.close()
+
+
+class PolicyServer:
+    """Hands over the policies, and then nothing more comes."""
+
+    def __init__(self, stop: ScriptedStop, policies: TenantPolicies) -> None:
+        self._stop = stop
+        self._commands = [LinkCommand("link", policies)]
+
+    def poll_commands(self, timeout_s: float) -> list[LinkCommand]:
+        self._stop.is_draining = not self._commands
+        commands, self._commands = self._commands, []
+        return commands
+
+    def publish(self, *arguments: object) -> None:
+        pass
+
+    def set_status(self, *arguments: object) -> None:
+        pass
+
+
+def test_policies_of_tenants_reach_the_cache() -> None:
+    world = World(num_blocks=60, block_bytes=1000)
+    stop = ScriptedStop()
+    policy = TenantPolicy(tenant="a", weight=2.0, max_device_bytes=3000)
+    server = PolicyServer(stop, TenantPolicies(policies=(policy,)))
+    EngineLoop(world.engine, cast(WorkerServer, server), stop, 30.0).run()
+    world.add("r", scripted_prompt(40), 1, tenant="a")
+    world.run()
+    (usage,) = world.cache.tenant_usage()
+    assert sum(usage.num_blocks.values()) == 3
