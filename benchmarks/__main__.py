@@ -16,6 +16,7 @@ NAMES = (
     "kernels",
     "itl_jitter",
     "speculation",
+    "structured",
     "shared_prefix",
     "pressure",
     "fairness",

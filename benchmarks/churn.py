@@ -32,11 +32,14 @@ from model_worker.admission import EngineLimits
 from model_worker.batch import ScheduledBatch, StepResult
 from model_worker.coalescer import Coalescer
 from model_worker.engine import Engine
+from model_worker.grammar import no_grammars
+from model_worker.grammar_desk import GrammarDesk
 from model_worker.lower_tiers import build_lower_tiers
 from model_worker.model_runner import CompletedStep, PendingStep
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import PrefixAction, PrefixCommand
 from model_worker.scheduler import Scheduler
+from model_worker.score_room import ScoreRoom
 from model_worker.worker_config import WorkerConfig
 
 BLOCK_SIZE = 32
@@ -141,9 +144,18 @@ def build_engine(folder: str) -> tuple[Engine, PrefixCache, Any]:
         max_num_seqs=16,
         eos_token_ids=(),
         coalescer=Coalescer(BLOCK_SIZE),
+        score_room=ScoreRoom(VOCAB),
     )
     limits = EngineLimits("churn", BLOCK_SIZE, MAX_MODEL_LEN, VOCAB, 10**6)
-    engine = Engine(scheduler, FillingRunner(device), cache, pacer, limits, time.monotonic)
+    engine = Engine(
+        scheduler,
+        FillingRunner(device),
+        cache,
+        pacer,
+        limits,
+        time.monotonic,
+        GrammarDesk(no_grammars),
+    )
     return engine, cache, tiers
 
 

@@ -23,6 +23,7 @@ _PACKAGES = (
     "numpy",
     "numba",
     "xxhash",
+    "llguidance",
     "pyzmq",
     "redis",
     "msgspec",

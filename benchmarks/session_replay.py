@@ -36,10 +36,13 @@ from cache_store.tiers.device import DeviceTier
 from model_worker.admission import EngineLimits
 from model_worker.coalescer import Coalescer
 from model_worker.engine import Engine
+from model_worker.grammar import no_grammars
+from model_worker.grammar_desk import GrammarDesk
 from model_worker.loader import resolve_model
 from model_worker.lower_tiers import build_lower_tiers
 from model_worker.pacer import PrefillPacer
 from model_worker.scheduler import Scheduler
+from model_worker.score_room import ScoreRoom
 from model_worker.worker_config import WorkerConfig
 
 BLOCK_SIZE = 32
@@ -138,9 +141,12 @@ def replay(
         max_num_seqs=64,
         eos_token_ids=(),
         coalescer=Coalescer(BLOCK_SIZE),
+        score_room=ScoreRoom(10**6),
     )
     limits = EngineLimits("replay", BLOCK_SIZE, MAX_MODEL_LEN, 10**6, 10**6)
-    engine = Engine(scheduler, NullRunner(), cache, pacer, limits, time.monotonic)
+    engine = Engine(
+        scheduler, NullRunner(), cache, pacer, limits, time.monotonic, GrammarDesk(no_grammars)
+    )
     result = _drive(engine, arrivals, speed_up)
     result["evicted_blocks"] = cache.stats().evicted_total
     for tier in cache.stats().tiers:

@@ -6,13 +6,22 @@ served.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from cache_store.events import Tier
-from model_worker.protocol import ErrorCode, RequestError, SamplingParams
+from model_worker.protocol import (
+    MAX_PRIORITY,
+    MAX_RETENTION_S,
+    PRIORITY_S,
+    AddRequest,
+    ErrorCode,
+    RequestError,
+    SamplingParams,
+)
 from model_worker.request import TokenIds
 
 
@@ -84,3 +93,17 @@ def capacity_refusal(
             message=f"{limits.max_num_waiting} requests are waiting already",
         )
     return None
+
+
+def grammar_error(problem: str) -> RequestError:
+    """Of a grammar that cannot be followed, or not any further."""
+    return RequestError(
+        code=ErrorCode.INVALID_REQUEST, message=f"grammar: {problem}", param="grammar"
+    )
+
+
+def bonus_s(message: AddRequest) -> float:
+    """How much later than now its blocks stand as used."""
+    priority = max(-MAX_PRIORITY, min(message.priority, MAX_PRIORITY))
+    retention_s = message.retention_s if math.isfinite(message.retention_s) else 0.0
+    return priority * PRIORITY_S + max(0.0, min(retention_s, MAX_RETENTION_S))

@@ -7,13 +7,14 @@ Per request and step there are msgspec structs, which cost a fifth of frozen dat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
 from cache_store.cache import RowCopy
-from model_worker.request import Request, RequestStatus
+from model_worker.protocol import TokenLogprobs
+from model_worker.request import NO_POSITIONS, Request, RequestStatus
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True):
@@ -26,7 +27,9 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
     ``reaches_end``: the step computes the request's last token, so that the next one is sampled.
     ``takes_drawn``: that last token, then the only one, is what the step before draws, which the
     device alone knows. ``goes_on``: the request has room for another token after the one that is
-    sampled. All of it stays true while the step is in flight, whatever its request does.
+    sampled. ``scored`` are the positions of the prompt's tokens whose logprobs are wanted and come
+    with this step; see :meth:`model_worker.request.Request.scored_by`. All of it stays true while
+    the step is in flight, whatever its request does.
     """
 
     request: Request
@@ -36,6 +39,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
     takes_drawn: bool = False
     draft_token_ids: tuple[int, ...] = ()
     goes_on: bool = False
+    scored: range = NO_POSITIONS
 
     @classmethod
     def next_of(
@@ -52,6 +56,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
             start == request.num_tokens,
             draft_token_ids,
             reaches_end and start + num_tokens + 1 < request.max_num_tokens,
+            request.scored_by(start, num_tokens),
         )
 
     @property
@@ -65,7 +70,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
 
     @property
     def num_logit_rows(self) -> int:
-        """How many rows' logits are needed: the request's last token's and each draft's."""
+        """How many rows tokens are drawn from: the request's last token's and each draft's."""
         return 1 + len(self.draft_token_ids) if self.reaches_end else 0
 
 
@@ -99,12 +104,21 @@ class ScheduledBatch:
         return self.num_decode_tokens + self.num_prefill_tokens + self.num_draft_tokens
 
 
+class RequestScores(msgspec.Struct, frozen=True):
+    """What one step tells of one request's logprobs: of the tokens that it drew, and of the
+    prompt's that it scored, with None for the very first."""
+
+    drawn: tuple[TokenLogprobs, ...]
+    prompt: tuple[TokenLogprobs | None, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The new tokens of each scheduled request; none where the step did not reach its end.
 
     They are the leading drafts that were right, in their order, and then the one token that was
-    sampled after these.
+    sampled after these. ``scores`` are of those who ask for logprobs, by index in the batch.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
+    scores: Mapping[int, RequestScores] = field(default_factory=dict)

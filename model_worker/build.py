@@ -41,6 +41,8 @@ from model_worker.cores import usable_cores
 from model_worker.cuda_graphs import graph_shapes, record_cuda_graphs
 from model_worker.engine import Engine
 from model_worker.forward import EagerForward, Forward
+from model_worker.grammar import GrammarCompiler
+from model_worker.grammar_desk import GrammarDesk
 from model_worker.loader import (
     LoadedModel,
     ModelLoadError,
@@ -56,6 +58,7 @@ from model_worker.pool_budget import plan_pool
 from model_worker.protocol import AddRequest, ModelCard, SamplingParams, WorkerConfig
 from model_worker.sampler import Sampler
 from model_worker.scheduler import Scheduler
+from model_worker.score_room import ScoreRoom
 from model_worker.speculation import AdaptiveSpeculator
 
 MAX_BATCHED_TOKENS_CPU = 512  # some two seconds a step for a small model: arrivals wait that long
@@ -76,6 +79,7 @@ class WorkerParts:
     runner: Runner
     pacer: PrefillPacer
     config: WorkerConfig
+    grammars: GrammarDesk
     tiers: WorkerTiers | None = None  # those below the device
     runs_ahead: bool = False
 
@@ -86,7 +90,8 @@ class WorkerParts:
         return self.tiers.restore_into(self.cache.inner)
 
     def close(self) -> None:
-        """End the threads that copy between tiers."""
+        """End the threads that copy between tiers and compile grammars."""
+        self.grammars.close()
         if self.tiers is not None:
             self.tiers.threads.close()
 
@@ -102,6 +107,7 @@ class WorkerParts:
             max_num_seqs=self.config.max_num_seqs,
             eos_token_ids=self.loaded.eos_token_ids,
             coalescer=Coalescer(block_size) if is_sharing else None,
+            score_room=ScoreRoom(self.loaded.vocab_size),
             speculator=(
                 AdaptiveSpeculator(cache, self.pacer.costs)
                 if self.config.speculation == "auto"
@@ -126,6 +132,7 @@ class WorkerParts:
             self.pacer,
             limits,
             time.monotonic,
+            self.grammars,
             runs_ahead=self.runs_ahead,
             prefixes=cache.prefixes if isinstance(cache, DividedCache) else None,
         )
@@ -187,9 +194,10 @@ def build_parts(
         bill=bill,
         cache=_build_cache(config, bill.num_blocks, None if tiers is None else tiers.lower),
         tier=tier,
-        runner=ModelRunner(forward, tier, Sampler()),
+        runner=ModelRunner(forward, tier, Sampler(loaded.eos_token_ids)),
         pacer=pacer,
         config=config,
+        grammars=GrammarDesk(_grammar_compiler(loaded).compile, wake),
         tiers=tiers,
         # On a CPU a step is complete when its launch returns: there is nothing to run ahead of.
         runs_ahead=device.type == "cuda",
@@ -212,6 +220,13 @@ def model_card(config: WorkerConfig, parts: WorkerParts) -> ModelCard:
         num_blocks=parts.bill.num_blocks,
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=str(loaded.device),
+    )
+
+
+def _grammar_compiler(loaded: LoadedModel) -> GrammarCompiler:
+    files = {file.name: file.content for file in loaded.tokenizer_files}
+    return GrammarCompiler(
+        files.get("tokenizer.json", b""), loaded.vocab_size, loaded.eos_token_ids
     )
 
 

@@ -16,15 +16,20 @@ from cache_store.cache import Cache
 from cache_store.events import CacheEvent
 from cache_store.shared_prefixes import SharedPrefixes, hash_prompt
 from cache_store.stats import TierStats
-from model_worker.admission import EngineLimits, capacity_refusal, decode_ids, refusal
-from model_worker.batch import ScheduledBatch
+from model_worker.admission import (
+    EngineLimits,
+    bonus_s,
+    capacity_refusal,
+    decode_ids,
+    grammar_error,
+    refusal,
+)
+from model_worker.batch import RequestScores, ScheduledBatch
+from model_worker.grammar_desk import GrammarDesk
 from model_worker.launched_steps import LaunchedStep, LaunchedSteps
 from model_worker.model_runner import Runner
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import (
-    MAX_PRIORITY,
-    MAX_RETENTION_S,
-    PRIORITY_S,
     AddRequest,
     ErrorCode,
     FinishReason,
@@ -37,7 +42,7 @@ from model_worker.protocol import (
     TierReport,
     WorkerStats,
 )
-from model_worker.request import Request, RequestKey
+from model_worker.request import Request, RequestKey, RequestStatus
 from model_worker.request_update import RequestUpdate
 from model_worker.scheduler import Scheduler
 from model_worker.tenants import TenantReport, tenant_limits
@@ -47,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 # A device that has failed for good fails on every step: its process is better started again.
 MAX_FAILED_STEPS = 5
+NO_SCORES = RequestScores((), ())
 
 
 class EngineError(Exception):
@@ -64,6 +70,7 @@ class Engine:
         pacer: PrefillPacer,
         limits: EngineLimits,
         clock: Callable[[], float],
+        grammars: GrammarDesk,
         *,
         runs_ahead: bool = False,
         prefixes: SharedPrefixes | None = None,
@@ -79,6 +86,7 @@ class Engine:
         self._limits = limits
         self._clock = clock
         self._prefixes = prefixes
+        self._grammars = grammars
         self._requests: dict[RequestKey, Request] = {}
         self._outputs: dict[str, list[RequestOutput]] = {}
         self._num_arrived = 0
@@ -91,11 +99,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._steps)
+        return self._scheduler.has_work or bool(self._steps) or len(self._grammars) > 0
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the last step found nothing that could run: what is left waits for transfers."""
+        """Whether the last step found nothing that could run: what is left waits for transfers, or
+        for grammars to be compiled."""
         return self._is_stalled
 
     @property
@@ -112,6 +121,7 @@ class Engine:
         """
         started_s = self._clock()
         self._cache.advance()
+        self._queue_compiled()
         batch = self._scheduler.schedule()
         num_open = 0
         if batch.scheduled:
@@ -158,7 +168,7 @@ class Engine:
             len(prompt),
             self._limits,
             num_blocks=self._cache.stats().num_blocks,
-            may_wait=self._scheduler.fair.may_wait(message.tenant, self._limits.max_num_waiting),
+            may_wait=self._may_wait(message.tenant),
         )
         if error is not None:
             self._end(key, FinishReason.ERROR, error)
@@ -174,13 +184,17 @@ class Engine:
             arrival_s=self._clock(),
             order=self._num_arrived,
             max_model_len=self._limits.max_model_len,
-            bonus_s=_bonus_s(message),
+            bonus_s=bonus_s(message),
             tenant=message.tenant,
         )
         request.prompt_block_hashes = hash_prompt(place, prompt, self._limits.block_size)
         self._num_arrived += 1
         self._requests[key] = request
-        self._scheduler.add(request)
+        salt = message.cache_salt
+        if params.grammar is None or self._grammars.submit(request, params.grammar, salt):
+            self._scheduler.add(request)
+        else:
+            request.status = RequestStatus.PREPARING
 
     def abort(self, link_id: str, request_id: str) -> None:
         """End a request at once; unknown and ended ones are ignored, since messages cross."""
@@ -246,7 +260,7 @@ class Engine:
         counters = self._scheduler.counters
         return WorkerStats(
             num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
+            num_waiting=self._scheduler.num_waiting + len(self._grammars),
             num_blocks=blocks.num_blocks,
             num_free_blocks=blocks.num_free,
             num_evictable_blocks=blocks.num_evictable,
@@ -271,6 +285,22 @@ class Engine:
 
     # ------------------------------------------------------------------ inside
 
+    def _may_wait(self, tenant: str) -> bool:
+        most = self._limits.max_num_waiting
+        return len(self._grammars) < most and self._scheduler.fair.may_wait(tenant, most)
+
+    def _queue_compiled(self) -> None:
+        """Those whose grammars are compiled, unless they have been aborted meanwhile."""
+        for request, problem in self._grammars.take():
+            if request.status is RequestStatus.FINISHED:
+                continue
+            if problem is None:
+                request.status = RequestStatus.WAITING
+                self._scheduler.add(request)
+            else:
+                request.status = RequestStatus.FINISHED
+                self._end(request.key, FinishReason.ERROR, grammar_error(str(problem)))
+
     def _note_admissions(self, batch: ScheduledBatch, now_s: float) -> None:
         for item in batch.scheduled:
             if item.request.admitted_s is None:
@@ -294,9 +324,9 @@ class Engine:
         )
         self._num_steps += 1
         self._step_s, self._finished_s = step_s, finished_s
-        for update in updates:
+        for index, update in enumerate(updates):
             if update is not None:
-                self._report(update, finished_s)
+                self._report(update, result.scores.get(index, NO_SCORES), finished_s)
 
     def _fail(self, batches: Sequence[ScheduledBatch], error: Exception) -> None:
         """End the requests of the step that failed and of the one behind it, which was made from
@@ -327,24 +357,32 @@ class Engine:
         )
         self._end(request.key, FinishReason.ERROR, error)
 
-    def _report(self, update: RequestUpdate, now_s: float) -> None:
+    def _report(self, update: RequestUpdate, scores: RequestScores, now_s: float) -> None:
         request = update.request
-        num_new = len(update.token_ids)
+        error = None
+        if update.finish_reason is FinishReason.ERROR:
+            assert request.matcher is not None
+            error = grammar_error(request.matcher.problem or "it could not be followed")
+        token_ids = update.token_ids if error is None else ()
+        num_new = len(token_ids)
         is_first_token = num_new > 0 and request.num_output_tokens == num_new
         assert request.admitted_s is not None
         output = RequestOutput(
             request_id=request.key.request_id,
-            token_ids=update.token_ids,
+            token_ids=token_ids,
             num_cached_tokens=request.num_cached_tokens if update.is_first_admission else None,
             finish_reason=update.finish_reason,
             stop_token_id=update.stop_token_id,
+            error=error,
             queue_s=(request.admitted_s - request.arrival_s if update.is_first_admission else None),
             prefill_s=now_s - request.admitted_s if is_first_token else None,
             num_host_tokens=request.num_host_tokens if update.is_first_admission else 0,
             num_disk_tokens=request.num_disk_tokens if update.is_first_admission else 0,
+            logprobs=scores.drawn[:num_new],
+            prompt_logprobs=scores.prompt,
         )
         # A chunk in the middle of a prompt is nobody's news.
-        is_news = num_new > 0 or update.finish_reason is not None
+        is_news = num_new > 0 or update.finish_reason is not None or len(scores.prompt) > 0
         if is_news or update.is_first_admission:
             self._outputs.setdefault(request.key.link_id, []).append(output)
         if update.finish_reason is not None:
@@ -356,13 +394,6 @@ class Engine:
         self._requests.pop(key, None)
         output = RequestOutput(request_id=key.request_id, finish_reason=reason, error=error)
         self._outputs.setdefault(key.link_id, []).append(output)
-
-
-def _bonus_s(message: AddRequest) -> float:
-    """How much later than now its blocks stand as used."""
-    priority = max(-MAX_PRIORITY, min(message.priority, MAX_PRIORITY))
-    retention_s = message.retention_s if math.isfinite(message.retention_s) else 0.0
-    return priority * PRIORITY_S + max(0.0, min(retention_s, MAX_RETENTION_S))
 
 
 def _tier_report(tier: TierStats) -> TierReport:

@@ -18,6 +18,7 @@ from model_worker.forward import Forward
 from model_worker.host_copy import ToHost
 from model_worker.sampler import Sampler, accepted_runs
 from model_worker.step_inputs import step_inputs
+from model_worker.token_scores import StepScores, sampled_rows, score_step
 
 
 class PendingStep(Protocol):
@@ -66,12 +67,14 @@ class ModelRunner:
         ending = [item for item in batch.scheduled if item.reaches_end]
         # Of those that draw nothing the copy is empty, and tells when they are done: their blocks
         # may be read by other streams, and their time counts, only then.
-        drawn = self._sampler.sample(logits, ending) if ending else self._drawn.token_ids[:0]
+        sampled = sampled_rows(batch, logits)
+        drawn = self._sampler.sample(sampled, ending) if ending else self._drawn.token_ids[:0]
         self._drawn = DrawnTokens(ending, drawn)
-        return _LaunchedStep(batch, ending, ToHost(drawn))
+        scores = score_step(batch, logits, sampled, drawn)
+        return _LaunchedStep(batch, ending, ToHost(drawn), scores)
 
     def _forward(self, batch: ScheduledBatch) -> torch.Tensor:
-        """Logits (rows that something is sampled from, vocab), in the order of the batch."""
+        """Logits (rows that they are needed of, vocab), in the order of the batch."""
         inputs = step_inputs(batch, self._block_size)
         return self._model.run(inputs, self._drawn.handed_to(batch, inputs.drawn_rows))
 
@@ -81,8 +84,10 @@ class _LaunchedStep:
     batch: ScheduledBatch
     ending: list[ScheduledRequest]
     drawn: ToHost
+    scores: StepScores | None
 
     def result(self) -> StepResult:
         runs = iter(accepted_runs(self.ending, self.drawn.wait().tolist()))
         scheduled = self.batch.scheduled
-        return StepResult(tuple(next(runs) if item.reaches_end else () for item in scheduled))
+        told = tuple(next(runs) if item.reaches_end else () for item in scheduled)
+        return StepResult(told, {} if self.scores is None else self.scores.read(told))

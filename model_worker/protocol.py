@@ -3,7 +3,8 @@
 Owns the message types, their version, and their byte form (msgpack through msgspec). Knows
 nothing of sockets, threads, models or HTTP; this is the only module of the worker that the
 gateway imports, and it needs no torch. What both ends of a link share beside the messages (keys,
-timing) lives in :mod:`model_worker.link` and is exported from here too.
+timing) lives in :mod:`model_worker.link` and is exported from here too, and so is the check of a
+grammar, for which a gateway needs no worker.
 
 One link joins one gateway to one worker. A worker sends at most one :class:`StepFrame` per engine
 step and link, which carries the new tokens of all of that link's requests. Frames are numbered
@@ -17,6 +18,7 @@ from enum import StrEnum
 import msgspec
 
 from cache_store.events import CacheEvent
+from model_worker.grammar_source import grammar_problem
 from model_worker.link import (
     LinkError,
     LinkKeys,
@@ -88,6 +90,7 @@ __all__ = [
     "decode_worker_message",
     "derive_link_keys",
     "encode",
+    "grammar_problem",
     "link_keys_for",
     "peek_request_id",
     "read_link_secret",

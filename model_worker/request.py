@@ -15,12 +15,15 @@ import numpy.typing as npt
 from cache_store.block_hash import NO_HASHES, BlockHashes
 from cache_store.cache import Lease
 from cache_store.shared_prefixes import Place
+from model_worker.grammar import TokenMatcher
 from model_worker.sampling_params import SamplingParams
 
 TokenIds = npt.NDArray[np.int32]
+NO_POSITIONS = range(0)
 
 
 class RequestStatus(Enum):
+    PREPARING = auto()  # its grammar is being compiled; no scheduler knows of it
     WAITING = auto()  # holds no block and no lock
     RUNNING = auto()
     FINISHED = auto()
@@ -71,6 +74,8 @@ class Request:
     was_coalesced: bool = False
     admitted_s: float | None = None  # first admission
     is_admission_reported: bool = False
+    matcher: TokenMatcher | None = None  # what its grammar allows next
+    num_unscored_tokens: int = 0  # of the prompt, whose logprobs are wanted and not known yet
 
     @classmethod
     def create(
@@ -101,6 +106,9 @@ class Request:
             num_tokens=num_prompt_tokens,
             bonus_s=bonus_s,
             tenant=tenant,
+            num_unscored_tokens=(
+                0 if sampling_params.num_prompt_logprobs is None else num_prompt_tokens
+            ),
         )
 
     @property
@@ -137,6 +145,45 @@ class Request:
         known = self.num_tokens - self.num_computed_tokens
         return known + self.num_placeholders - self.num_in_flight_tokens
 
+    @property
+    def matchable_token_ids(self) -> TokenIds:
+        """Those that may come from the cache.
+
+        All but the last, whose logits the answer goes on from; and of a prompt whose logprobs are
+        wanted those alone whose rows are not needed any more, since the cache holds no logits.
+        """
+        if not self.num_unscored_tokens:
+            return self.token_ids[:-1]
+        return self.token_ids[: max(self.num_prompt_tokens - self.num_unscored_tokens - 1, 0)]
+
+    def start(self, lease: Lease) -> None:
+        """It runs with ``lease``, for the first time or once more."""
+        self.status = RequestStatus.RUNNING
+        self.lease = lease
+        self.num_computed_tokens = lease.num_cached_tokens
+        if not self.is_admission_reported:
+            self.num_cached_tokens = lease.num_cached_tokens
+            self.num_host_tokens = lease.num_host_tokens
+            self.num_disk_tokens = lease.num_disk_tokens
+
+    def scored_by(self, start: int, num_rows: int) -> range:
+        """Positions of the prompt's tokens whose logprobs are wanted, not known yet, and given by
+        ``num_rows`` rows from position ``start`` on: each by the row before it.
+
+        From 1 on, since nothing precedes the first; of a prompt that has no other, range(1, 1).
+        """
+        if not self.num_unscored_tokens:
+            return NO_POSITIONS
+        num_known = self.num_prompt_tokens - self.num_unscored_tokens
+        first = max(num_known, start + 1)
+        stop = min(start + num_rows + 1, self.num_prompt_tokens)
+        return range(first, stop) if first < stop or first == 1 else NO_POSITIONS
+
+    def has_scored(self, positions: range) -> None:
+        """What :meth:`scored_by` gave for a step that is done."""
+        if positions.start > 0:
+            self.num_unscored_tokens = self.num_prompt_tokens - positions.stop
+
     def append(self, token_id: int) -> None:
         if self.num_tokens == len(self._buffer):
             grown = np.empty(min(2 * self.num_tokens, self.max_num_tokens), dtype=np.int32)
@@ -144,3 +191,5 @@ class Request:
             self._buffer = grown
         self._buffer[self.num_tokens] = token_id
         self.num_tokens += 1
+        if self.matcher is not None:
+            self.matcher.advance(token_id)

@@ -9,7 +9,7 @@ drafts come from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from model_worker.answer_end import Endings
 from model_worker.batch import ScheduledRequest
 from model_worker.host_copy import to_device
+from model_worker.logit_row import LogitRow
 from model_worker.noise import gumbel_noise, noise_keys
-from model_worker.request import Request, TokenIds
+from model_worker.token_masks import masked
 
 # On a CPU nucleus filtering looks at this many best tokens first; the whole vocabulary is sorted
 # only for rows whose wanted mass they do not hold.
@@ -32,39 +34,11 @@ CUDA_CHUNK_LOGITS = 2**26
 _PROBABILITY_BITS = 30  # of a float32's, those that a number up to one may have set
 
 
-@dataclass(frozen=True, slots=True)
-class LogitRow:
-    """Whose logits a row is: those of the token after the request's first ``num_tokens`` and
-    ``ahead``, tokens that are taken to follow these.
-
-    The last of the first ``num_tokens`` need not be known yet, unless the request asks for what
-    depends on it.
-    """
-
-    request: Request
-    num_tokens: int
-    ahead: tuple[int, ...] = ()
-
-    @property
-    def position(self) -> int:
-        """Of the token to be drawn, among the request's output tokens."""
-        return self.num_tokens - self.request.num_prompt_tokens + len(self.ahead)
-
-    @property
-    def token_ids(self) -> TokenIds:
-        assert self.num_tokens <= self.request.num_tokens
-        return _followed(self.request.token_ids[: self.num_tokens], self.ahead)
-
-    @property
-    def output_token_ids(self) -> TokenIds:
-        return self.token_ids[self.request.num_prompt_tokens :]
-
-
-def _followed(token_ids: TokenIds, ahead: tuple[int, ...]) -> TokenIds:
-    return np.concatenate((token_ids, ahead), dtype=np.int32) if ahead else token_ids
-
-
 class Sampler:
+    def __init__(self, eos_token_ids: Iterable[int] = ()) -> None:
+        """``eos_token_ids`` are what ends an answer, which ``min_tokens`` may put off."""
+        self._endings = Endings(eos_token_ids)
+
     def sample(self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]) -> torch.Tensor:
         """The token drawn from each row, int64 (rows,), where ``logits`` are.
 
@@ -81,7 +55,7 @@ class Sampler:
     def draw(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> torch.Tensor:
         """The next token of each row, int64 (len(rows),), on the device of ``logits`` (len(rows),
         vocab). Waits for no other device than a CPU."""
-        logits = _penalise(logits, rows)
+        logits = _penalise(masked(logits, rows, self._endings), rows)
         is_random = [not row.request.sampling_params.is_greedy for row in rows]
         if not any(is_random):
             return logits.argmax(dim=-1)

@@ -72,7 +72,10 @@ class SamplingParams(
     def needs_output_tokens(self) -> bool:
         """Whether a token cannot be drawn before those in front of it are known to the host."""
         return bool(
-            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.grammar is not None
         )
 
     def violation(self, vocab_size: int) -> tuple[str, str] | None:

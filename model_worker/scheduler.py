@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from cache_store.cache import Cache, Lease
 from cache_store.prefix_match import PrefixMatch
-from model_worker.answer_end import take_over
+from model_worker.answer_end import Endings
 from model_worker.batch import (
     ScheduledBatch,
     ScheduledRequest,
@@ -33,6 +33,7 @@ from model_worker.protocol import FinishReason
 from model_worker.request import Request, RequestStatus
 from model_worker.request_integrity import check_queues
 from model_worker.request_update import RequestUpdate, SchedulerCounters
+from model_worker.score_room import ScoreRoom
 from model_worker.speculation import Speculator, add_drafts
 
 NOTHING = ScheduledBatch((), (), 0, 0)
@@ -52,6 +53,7 @@ class Scheduler:
         max_num_seqs: int,
         eos_token_ids: Iterable[int],
         coalescer: Coalescer | None,
+        score_room: ScoreRoom,
         speculator: Speculator | None = None,
     ) -> None:
         """``coalescer`` None: requests with equal cold prefixes each compute their own (what a
@@ -60,8 +62,9 @@ class Scheduler:
         self._pacer = pacer
         self._block_size = block_size
         self._max_num_seqs = max_num_seqs
-        self._eos_token_ids = frozenset(eos_token_ids)
+        self._endings = Endings(eos_token_ids)
         self._coalescer = coalescer
+        self._score_room = score_room
         self._speculator = speculator
         self._waiting: list[Request] = []  # by age
         self._running: list[Request] = []  # by age
@@ -102,6 +105,7 @@ class Scheduler:
         be admitted."""
         if self._in_flight and self._in_flight.is_awaited(self._speculator):
             return NOTHING
+        self._score_room.begin()
         num_decode = self._look_over_running()
         preemptions = self.counters.preemptions
         scheduled: list[ScheduledRequest] = []
@@ -160,7 +164,7 @@ class Scheduler:
             if not request.is_loaded:
                 continue
             num_left = request.num_uncomputed_tokens
-            count = 1 if num_left == 1 else min(num_left, budget)
+            count = 1 if num_left == 1 else self._score_room.take(request, min(num_left, budget))
             if count == 0:
                 continue
             if not self._make_room(request, request.num_launched_tokens + count):
@@ -212,8 +216,7 @@ class Scheduler:
                 break
             if self._coalescer is not None and self._coalescer.is_waiting(request):
                 continue
-            # The last token is always computed: its logits are what the answer starts from.
-            match = self._cache.match(request.namespace, request.token_ids[:-1])
+            match = self._cache.match(request.namespace, request.matchable_token_ids)
             if self._follows(request, match):
                 continue
             if not self._has_place(request, match, scheduled):
@@ -228,9 +231,9 @@ class Scheduler:
             self._admit(request, lease)
             if not request.is_loaded:
                 continue
-            count = min(request.num_uncomputed_tokens, budget)
-            budget -= count
-            scheduled.append(ScheduledRequest.next_of(request, count))
+            if count := self._score_room.take(request, min(request.num_uncomputed_tokens, budget)):
+                budget -= count
+                scheduled.append(ScheduledRequest.next_of(request, count))
         return True
 
     def _has_place(
@@ -257,8 +260,8 @@ class Scheduler:
         return self._cache.has_room(num_missing, request.tenant, at_others_cost=is_first)
 
     def _follows(self, request: Request, match: PrefixMatch) -> bool:
-        # Who lacks nothing but the last token has nothing to wait for: no commit brings more.
-        if self._coalescer is None or match.num_tokens == request.num_tokens - 1:
+        # Who lacks nothing that it may read has nothing to wait for: no commit brings more.
+        if self._coalescer is None or match.num_tokens == len(request.matchable_token_ids):
             return False
         if not self._coalescer.must_wait(request, match.num_block_tokens):
             return False
@@ -271,13 +274,7 @@ class Scheduler:
         self._waiting.remove(request)
         insort(self._running, request, key=_age)
         self.fair.admitted(request)
-        request.status = RequestStatus.RUNNING
-        request.lease = lease
-        request.num_computed_tokens = lease.num_cached_tokens
-        if not request.is_admission_reported:
-            request.num_cached_tokens = lease.num_cached_tokens
-            request.num_host_tokens = lease.num_host_tokens
-            request.num_disk_tokens = lease.num_disk_tokens
+        request.start(lease)
         if self._coalescer is not None:
             self._coalescer.lead(request)
 
@@ -315,12 +312,13 @@ class Scheduler:
         request = item.request
         is_first_admission = not request.is_admission_reported
         request.is_admission_reported = True
+        request.has_scored(item.scored)
         if token_ids and request.num_tokens >= request.max_num_tokens:
             # Nothing was to be generated: the prompt's KV is all that was asked for.
             self._commit(request, item.num_own_tokens)
             self._finish(request)
             return RequestUpdate(request, (), is_first_admission, FinishReason.LENGTH)
-        taken, reason = take_over(request, token_ids, self._eos_token_ids)
+        taken, reason = self._endings.take_over(request, token_ids)
         self.counters.generated_tokens += len(taken)
         # The last token's KV is not computed, or, where it was a draft, not counted: an answer
         # leaves the same behind with drafts and without.
@@ -330,7 +328,7 @@ class Scheduler:
             self._verified(item, min(len(taken), len(token_ids) - 1))
         if reason is not None:
             self._finish(request)
-        stop_token_id = taken[-1] if reason is FinishReason.STOP else None
+        stop_token_id = self._endings.stop_token_id(request, taken, reason)
         return RequestUpdate(request, taken, is_first_admission, reason, stop_token_id)
 
     def _verified(self, item: ScheduledRequest, num_accepted: int) -> None:

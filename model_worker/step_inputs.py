@@ -26,9 +26,10 @@ class StepInputs:
     """``per_token``: int64 (3, num_tokens), one array so that it is one transfer to a device: the
     token ids, their positions, and the slots (block_id * block_size + row) that their KV goes to.
 
-    ``logit_rows``: int64 (sum of num_logit_rows,), the rows that something is sampled from.
-    ``spans``: one per scheduled request. ``drawn_rows``: int64, the rows whose token ids the step
-    before draws; here they are 0. All in the order of the batch.
+    ``logit_rows``: int64, the rows whose logits are needed: of each request those that score its
+    prompt's tokens, and then those that something is sampled from. ``spans``: one per scheduled
+    request. ``drawn_rows``: int64, the rows whose token ids the step before draws; here they are 0.
+    All in the order of the batch.
     """
 
     per_token: Int64s
@@ -67,7 +68,7 @@ def step_inputs(batch: ScheduledBatch, block_size: int) -> StepInputs:
     block += np.repeat(np.cumsum(num_blocks) - num_blocks - first_blocks, counts)
     all_blocks = np.fromiter(chain.from_iterable(blocks), dtype=np.int64)
     per_token[2] = all_blocks[block] * block_size + row
-    num_logit_rows = [item.num_logit_rows for item in batch.scheduled]
+    num_logit_rows = [item.num_logit_rows + len(item.scored) for item in batch.scheduled]
     logit_rows = _joined_ranges(stops - num_logit_rows, num_logit_rows)
     first_rows = np.asarray(stops - counts, dtype=np.int64)
     spans = tuple(map(SequenceSpan, first_rows.tolist(), counts, starts, tables))

@@ -35,6 +35,8 @@ from model_worker.compiled.decoder import CompiledDecoder
 from model_worker.compiled.weights import fits
 from model_worker.engine import Engine
 from model_worker.forward import EagerForward, Forward
+from model_worker.grammar import no_grammars
+from model_worker.grammar_desk import Compile, GrammarDesk
 from model_worker.lower_tiers import WorkerTiers, build_lower_tiers
 from model_worker.model_runner import ModelRunner, Runner
 from model_worker.pacer import PrefillPacer
@@ -42,6 +44,7 @@ from model_worker.protocol import AddRequest, RequestOutput, SamplingParams, Wor
 from model_worker.request import Request
 from model_worker.sampler import Sampler, accepted_runs
 from model_worker.scheduler import Scheduler
+from model_worker.score_room import MAX_SCORED_LOGITS, ScoreRoom
 from model_worker.speculation import Speculator
 from model_worker.step_costs import StepCosts
 from tests.deferred import DeferredRunner
@@ -165,6 +168,8 @@ class RigOptions:
     kv_dtype: str = "float32"  # or int8
     is_compiled: bool = True
     runs_ahead: bool = False  # on a CPU over a device that computes as late as it may
+    eos_token_ids: tuple[int, ...] = ()
+    score_rows: int = 1024  # that a step may score of prompts
 
 
 class EngineRig:
@@ -177,6 +182,7 @@ class EngineRig:
         sampler: Sampler | None = None,
         speculator: Speculator | Callable[[Cache, StepCosts], Speculator] | None = None,
         make_forward: Callable[[PreTrainedModel, DeviceTier], Forward] | None = None,
+        compile: Compile = no_grammars,
     ) -> None:
         """``make_forward`` takes the place of the eager pass over ``options.backend``."""
         register_attention()
@@ -198,15 +204,17 @@ class EngineRig:
             pacer,
             block_size=options.block_size,
             max_num_seqs=options.max_num_seqs,
-            eos_token_ids=(),
+            eos_token_ids=options.eos_token_ids,
             coalescer=(
                 Coalescer(options.block_size)
                 if options.is_caching and options.is_coalescing
                 else None
             ),
+            score_room=ScoreRoom(MAX_SCORED_LOGITS // options.score_rows),
             speculator=speculator(self.cache, pacer.costs) if callable(speculator) else speculator,
         )
         self._model = model
+        self.grammars = GrammarDesk(compile, self.arrived.set)
         limits = EngineLimits(
             fingerprint=FINGERPRINT,
             block_size=options.block_size,
@@ -230,6 +238,7 @@ class EngineRig:
             pacer,
             limits,
             time.monotonic,
+            self.grammars,
             runs_ahead=options.runs_ahead,
         )
         self.outputs: dict[str, list[RequestOutput]] = {}
@@ -291,6 +300,7 @@ class EngineRig:
         self.engine.check_integrity()
 
     def close(self) -> None:
+        self.grammars.close()
         if self.tiers is not None:
             self.tiers.threads.close()
 

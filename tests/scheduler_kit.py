@@ -26,6 +26,8 @@ from model_worker.admission import EngineLimits
 from model_worker.batch import ScheduledBatch, ScheduledRequest, StepResult
 from model_worker.coalescer import Coalescer
 from model_worker.engine import Engine
+from model_worker.grammar import no_grammars
+from model_worker.grammar_desk import GrammarDesk
 from model_worker.model_runner import CompletedStep
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import (
@@ -38,6 +40,7 @@ from model_worker.protocol import (
 )
 from model_worker.request import Request
 from model_worker.scheduler import Scheduler
+from model_worker.score_room import ScoreRoom
 from model_worker.speculation import Speculator
 from model_worker.step_costs import StepCosts
 from tests.deferred import DeferredRunner
@@ -238,6 +241,7 @@ class World:
             max_num_seqs=max_num_seqs,
             eos_token_ids=eos_token_ids,
             coalescer=Coalescer(BLOCK) if is_caching else None,
+            score_room=ScoreRoom(VOCAB),
             speculator=speculator(self.cache, pacer.costs) if callable(speculator) else speculator,
         )
         limits = EngineLimits(
@@ -251,6 +255,7 @@ class World:
             pacer,
             limits,
             self._tick,
+            GrammarDesk(no_grammars),
             runs_ahead=runs_ahead,
             prefixes=prefixes,
         )

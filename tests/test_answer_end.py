@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model_worker.answer_end import take_over
+from model_worker.answer_end import Endings
 from model_worker.protocol import FinishReason
 from tests.request_kit import make_request
 
@@ -26,5 +26,5 @@ def test_tokens_are_taken_up_to_the_one_that_ends(
     params: dict[str, object], tokens: tuple[int, ...], num_taken: int, reason: FinishReason | None
 ) -> None:
     request = make_request([1, 2, 3], **params)
-    assert take_over(request, tokens, {0}) == (tokens[:num_taken], reason)
+    assert Endings({0}).take_over(request, tokens) == (tokens[:num_taken], reason)
     assert tuple(request.output_token_ids) == tokens[:num_taken]

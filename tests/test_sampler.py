@@ -10,9 +10,10 @@ import torch
 
 from model_worker import sampler
 from model_worker.batch import ScheduledRequest
+from model_worker.logit_row import LogitRow
 from model_worker.noise import gumbel_noise, noise_keys
 from model_worker.request import Request
-from model_worker.sampler import LogitRow, Sampler, accepted_runs
+from model_worker.sampler import Sampler, accepted_runs
 from tests.request_kit import make_request
 
 VOCAB = 3000

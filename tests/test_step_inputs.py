@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from msgspec import structs
 
 from cache_store.block_hash import Namespace
 from cache_store.cache import Lease
@@ -115,3 +116,16 @@ def test_random_batches_agree_with_counting_token_by_token() -> None:
                 logit_rows.append(len(expected) - 1)
         assert inputs.per_token.T.tolist() == [list(row) for row in expected]
         assert inputs.logit_rows.tolist() == logit_rows
+
+
+def test_rows_that_score_a_prompt_come_before_the_one_that_is_drawn_from() -> None:
+    """Of a chunk in the middle, and of one that reaches the end with a draft behind it."""
+    middle = item(list(range(20, 32)), 3, 4, [7, 2])
+    last = item(list(range(20, 32)), 8, 5, [4, 5, 6, 9], drafts=(40,))
+    items = [
+        structs.replace(middle, scored=range(5, 8)),
+        structs.replace(last, scored=range(9, 12)),
+    ]
+    inputs = step_inputs(batch_of(*items), block_size=4)
+    # Positions 4 to 6; then 8 to 10, and 11 with the draft's.
+    assert inputs.logit_rows.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]

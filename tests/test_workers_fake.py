@@ -20,6 +20,7 @@ from model_worker.protocol import (
     PrefixReply,
     RequestOutput,
     SamplingParams,
+    TokenLogprobs,
 )
 from service.workers.base import WorkerState
 from service.workers.cache_news import CacheNews
@@ -54,12 +55,18 @@ def make_request(
     stop_token_ids: tuple[int, ...] = (),
     ignore_eos: bool = False,
     cache_salt: str = "",
+    num_logprobs: int | None = None,
+    num_prompt_logprobs: int | None = None,
 ) -> AddRequest:
     return AddRequest(
         request_id=request_id,
         prompt_token_ids=np.fromiter(prompt, dtype="<i4").tobytes(),
         sampling_params=SamplingParams(
-            max_tokens=max_tokens, stop_token_ids=stop_token_ids, ignore_eos=ignore_eos
+            max_tokens=max_tokens,
+            stop_token_ids=stop_token_ids,
+            ignore_eos=ignore_eos,
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_prompt_logprobs,
         ),
         cache_salt=cache_salt,
     )
@@ -107,6 +114,21 @@ async def test_cached_tokens_are_the_longest_prefix_in_common() -> None:
     assert [num_cached(o) for o in (cold, same, branch, turn, salted)] == [[0], [3], [2], [6], [0]]
     assert stats.prompt_tokens_computed_total == 4 + 1 + 2 + 1 + 4
     assert stats.generated_tokens_total == 10
+
+
+async def test_logprobs_come_with_their_tokens() -> None:
+    async with started(answer(4, 5)) as worker:
+        plain = await collect(worker.submit(make_request("plain")))
+        asked = make_request("asked", num_logprobs=2, num_prompt_logprobs=0)
+        told = await collect(worker.submit(asked))
+    assert all(output.logprobs == output.prompt_logprobs == () for output in plain)
+    assert [output.num_cached_tokens for output in told if output.prompt_logprobs] == [0]
+    prompt = [entry for output in told for entry in output.prompt_logprobs]
+    assert prompt == [None, *[TokenLogprobs(-0.125, 1, (), ())] * 2]
+    drawn = [entry for output in told for entry in output.logprobs]
+    assert drawn == [
+        TokenLogprobs(-0.125, 1, (token, token + 1), (-0.125, -0.25)) for token in tokens_of(told)
+    ]
 
 
 async def test_reset_and_loss_forget() -> None:

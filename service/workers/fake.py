@@ -1,15 +1,15 @@
 """A worker without a model, in this process: scripted tokens at an interval.
 
 For tests of the gateway and for measuring it. Its usage is plausible: num_cached_tokens is the
-longest prefix in common with an earlier prompt and answer. Knows nothing of links or processes.
+longest prefix in common with an earlier prompt and answer; and so are its logprobs, of which
+:mod:`service.workers.fake_request` says what they are. Knows nothing of links or processes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -39,21 +39,12 @@ from service.workers.base import (
 )
 from service.workers.cache_news import CacheListener, CacheNewsBoard
 from service.workers.fake_memory import FakeMemory
+from service.workers.fake_request import FakeRequest
 
 Script = Callable[[AddRequest], Iterable[int]]
 """The answer to a request, as token ids. Its end is a stop; what it raises fails the request."""
 
 _NUM_RECORDED = 256  # prefix commands
-
-
-@dataclass(slots=True)
-class _FakeRequest:
-    request: AddRequest
-    prompt_token_ids: NDArray[np.int32]  # 1-D
-    tokens: Iterator[int]
-    arrived_at: float
-    admitted_at: float = 0.0
-    output_token_ids: list[int] = field(default_factory=list)
 
 
 class FakeWorker:
@@ -84,8 +75,8 @@ class FakeWorker:
         self._max_num_waiting = max_num_waiting
         self._board = WorkerStatusBoard(worker_id, "not started")
         self._streams = StreamTable()
-        self._waiting: deque[_FakeRequest] = deque()
-        self._running: dict[str, _FakeRequest] = {}
+        self._waiting: deque[FakeRequest] = deque()
+        self._running: dict[str, FakeRequest] = {}
         self._remembered = FakeMemory()
         self._totals = self._no_work_yet()
         self._epoch = 0
@@ -274,7 +265,7 @@ class FakeWorker:
             self._fail(request.request_id, ErrorCode.INTERNAL, f"the script failed: {error!r}")
             return
         arrived_at = asyncio.get_running_loop().time()
-        self._waiting.append(_FakeRequest(request, prompt, tokens, arrived_at))
+        self._waiting.append(FakeRequest(request, prompt, tokens, arrived_at))
         self._has_work.set()
 
     async def _tick(self) -> None:
@@ -304,12 +295,13 @@ class FakeWorker:
             generated_tokens_total=self._totals.generated_tokens_total + num_generated,
         )
 
-    def _admit(self, request: _FakeRequest, now: float) -> None:
+    def _admit(self, request: FakeRequest, now: float) -> None:
         request.admitted_at = now
         request_id = request.request.request_id
         self._running[request_id] = request
         salt, prompt = request.request.cache_salt, request.prompt_token_ids
-        num_cached = self._remembered.longest_common_prefix(salt, prompt)
+        scores = request.prompt_logprobs()
+        num_cached = 0 if scores else self._remembered.longest_common_prefix(salt, prompt)
         num_computed = len(prompt) - num_cached
         self._totals = msgspec.structs.replace(
             self._totals,
@@ -321,10 +313,11 @@ class FakeWorker:
                 request_id=request_id,
                 num_cached_tokens=num_cached,
                 queue_s=now - request.arrived_at,
+                prompt_logprobs=scores,
             )
         )
 
-    def _advance(self, running: _FakeRequest, now: float) -> int:
+    def _advance(self, running: FakeRequest, now: float) -> int:
         """One token more, or the end; the number of tokens that came."""
         request_id = running.request.request_id
         max_tokens = running.request.sampling_params.max_tokens  # 0 asks for the prompt's KV alone
@@ -345,6 +338,7 @@ class FakeWorker:
             finish_reason=reason,
             stop_token_id=stop_token_id,
             prefill_s=now - running.admitted_at if len(running.output_token_ids) == 1 else None,
+            logprobs=running.logprobs_of(token),
         )
         if reason is None:
             self._streams.deliver(output)
@@ -353,7 +347,7 @@ class FakeWorker:
         return 1
 
     def _finish_reason(
-        self, running: _FakeRequest, token: int
+        self, running: FakeRequest, token: int
     ) -> tuple[FinishReason | None, int | None]:
         params = running.request.sampling_params
         is_eos = token in self._given_card.eos_token_ids and not params.ignore_eos
@@ -393,6 +387,6 @@ class FakeWorker:
         self._board.set(state, reason)
         self._streams.fail_all(code, f"worker {self._worker_id}: {reason}")
 
-    def _num_blocks(self, running: _FakeRequest) -> int:
+    def _num_blocks(self, running: FakeRequest) -> int:
         num_tokens = len(running.prompt_token_ids) + len(running.output_token_ids)
         return -(-num_tokens // self._given_card.block_size)
