@@ -117,6 +117,14 @@ def test_a_registered_prefix_is_everybodys_and_nothing_behind_it(target: Target)
     assert cached(target, GLOBEX, prompt) == size - 1
     assert cached(target, bearer("hs-left"), prompt) == others
     assert others <= cached(target, ACME, f"{PUBLIC}When do you open?") < others + 16
+    fields = {"model": target.model, "prompt": prompt, "max_tokens": 12, "temperature": 0}
+    texts = {
+        target.http.post("/v1/completions", json=fields, headers=bearer(key)).json()["choices"][0][
+            "text"
+        ]
+        for key in ("hs-acme", "hs-globex", "hs-right")
+    }
+    assert len(texts) == 1  # computed whole, and behind the shared copy
     salted = {"model": target.model, "prompt": prompt, "max_tokens": 1, "cache_salt": "mine"}
     body = target.http.post("/v1/completions", json=salted, headers=ACME).json()
     assert cached_tokens(body) == others
