@@ -35,13 +35,14 @@ from model_worker.request_output import (
     RequestOutput,
     TokenLogprobs,
 )
-from model_worker.sampling_params import MAX_LOGPROBS, Grammar, SamplingParams
+from model_worker.sampling_params import MAX_GRAMMAR_CHARS, MAX_LOGPROBS, Grammar, SamplingParams
 from model_worker.tenant_policy import TenantPolicy
 from model_worker.worker_config import EXIT_CONFIG, WorkerConfig
 from model_worker.worker_stats import MAX_REPORTED_TENANTS, TenantUsage, TierReport, WorkerStats
 
 __all__ = [
     "EXIT_CONFIG",
+    "MAX_GRAMMAR_CHARS",
     "MAX_LOGPROBS",
     "MAX_PRIORITY",
     "MAX_REPORTED_TENANTS",

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jinja2 import Environment, TemplateError, meta
@@ -21,9 +22,11 @@ from service.errors import InvalidRequest
 from service.schemas.chat import (
     AssistantMessage,
     DeveloperMessage,
+    FunctionCall,
     Message,
     ToolCall,
     ToolMessage,
+    UserMessage,
     content_text,
 )
 
@@ -39,7 +42,7 @@ _OURS = frozenset(
         *("raise_exception", "strftime_now", "bos_token", "eos_token", "unk_token", "pad_token"),
     }
 )
-_MARK = re.compile(r"hsmark\d+x")
+_MARK = re.compile(r"hsmark\d+(?:x|tool)")
 
 
 class ChatTemplate:
@@ -50,6 +53,12 @@ class ChatTemplate:
         self._render = render
         self._source = source
         self._variables = _variables_of(source or "") - _OURS
+        self._is_text_kept: bool | None = None  # of arguments; None until it was tried
+
+    @property
+    def source(self) -> str | None:
+        """The template's text."""
+        return self._source
 
     def warm_up(self) -> None:
         """Have the template compiled, so that the first request does not wait for it."""
@@ -89,15 +98,22 @@ class ChatTemplate:
         """Whether tool arguments must be handed over as text rather than as an object."""
         messages = conversation.messages
         has_calls = any(isinstance(item, AssistantMessage) and item.tool_calls for item in messages)
+        tools, tool_marks = _marked_tools(conversation.tools)
         failure: InvalidRequest | None = None
-        for arguments_as_text in (False, True) if has_calls else (False,):
+        for arguments_as_text in self._forms_of_arguments() if has_calls else (False,):
             marked, marks = self._marked(messages, arguments_as_text)
             try:
-                text = self._rendered(marked, conversation)
+                text = self._rendered(marked, replace(conversation, tools=tools))
             except InvalidRequest as error:
                 failure = failure or error
                 continue
             written = set(_MARK.findall(text))  # one pass: there may be very many marks
+            if any(mark not in written for mark in tool_marks):
+                raise InvalidRequest(
+                    "tools: this model's chat template knows no tools, so they cannot be sent.",
+                    param="tools",
+                    code="not_expressible",
+                )
             lost = next((path for path, mark in marks if mark not in written), None)
             if lost is None:
                 return arguments_as_text
@@ -108,6 +124,23 @@ class ChatTemplate:
             )
         assert failure is not None
         raise failure
+
+    def _forms_of_arguments(self) -> tuple[bool, ...]:
+        """Whether as text, in the order to try: text first where the template writes it as it is,
+        since a call that comes back is then written as the model wrote it."""
+        if self._is_text_kept is None:
+            arguments = '{"hsmark0x":1 }'
+            call = ToolCall("hscall000", FunctionCall("hsmark1x", arguments))
+            messages: list[Message] = [
+                UserMessage("hsmark2x"),
+                AssistantMessage(tool_calls=[call]),
+            ]
+            plain = [self._plain(message, True) for message in messages]
+            try:
+                self._is_text_kept = arguments in self._rendered(plain, Conversation(messages))
+            except InvalidRequest:
+                self._is_text_kept = False
+        return (True, False) if self._is_text_kept else (False, True)
 
     def _marked(
         self, messages: Sequence[Message], arguments_as_text: bool
@@ -169,6 +202,18 @@ class ChatTemplate:
                 param="messages",
                 code="not_expressible",
             ) from None
+
+
+def _marked_tools(
+    tools: Sequence[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """The tools with marks in place of their names, and the marks."""
+    marks = [f"hsmark{index}tool" for index in range(len(tools))]
+    marked: list[Mapping[str, Any]] = [
+        {**tool, "function": {**tool["function"], "name": mark}}
+        for tool, mark in zip(tools, marks, strict=True)
+    ]
+    return marked, marks
 
 
 def _variables_of(source: str) -> frozenset[str]:

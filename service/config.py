@@ -66,6 +66,8 @@ class GatewayConfig:
     no_store: bool = False
     session_idle_timeout: float = 60.0
     sessions_dir: str | None = None  # where embedded metadata keeps sessions; None: nowhere
+    tool_call_parser: str = "auto"
+    canonical_tools: bool = False
     log_level: str = "info"
 
     @property
@@ -130,6 +132,8 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
         no_store=values["no_store"],
         session_idle_timeout=values["session_idle_timeout"],
         sessions_dir=_sessions_dir(values),
+        tool_call_parser=values["tool_call_parser"],
+        canonical_tools=values["canonical_tools"],
         log_level=values["log_level"],
     )
     if not (is_loopback(config.host) or config.has_keys or config.allow_no_auth):

@@ -27,9 +27,11 @@ from service.served_model import ServedModel
 from service.sessions.book import SessionLimits
 from service.sessions.sessions import Sessions
 from service.sessions.stored_responses import StoredResponses
+from service.structured.checks import GrammarChecks
 from service.tenants.directory import TenantDirectory
 from service.tenants.worker_policies import WorkerPolicies
 from service.tokenizer import ModelTokenizer, TokenizerError
+from service.tools.support import ToolSupport
 from service.worker_metrics import QueueReading, WorkerReading
 from service.workers.base import WorkerNotReadyError
 from service.workers.registry import WorkerRegistry
@@ -62,6 +64,7 @@ class Gateway:
         self.metrics = GatewayMetrics(self._read_workers, self._read_queue)
         self.metrics.registry.register(MetadataCollector(lambda: metadata.stats))
         self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self.grammar_checks = GrammarChecks(self._threads)
         self._fleet = Fleet(config, registry, metadata, self._threads)
         self._policies = WorkerPolicies(self.tenants, registry, self._fleet, self._threads)
         self.generator = Generator(registry.ready_workers, self.metrics, self._fleet.locate)
@@ -160,15 +163,16 @@ class Gateway:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._threads, tokenizer.preload)
         card = await self._first_card()
+        parser = self.config.tool_call_parser
         try:
-            loaded = await loop.run_in_executor(self._threads, ModelTokenizer.from_card, card)
+            loaded, tools = await loop.run_in_executor(self._threads, _load, card, parser)
         except Exception as error:  # /health has to say it; a task that died says nothing
             is_told = isinstance(error, TokenizerError)
             problem = str(error) if is_told else f"its tokenizer fails ({type(error).__name__})"
             self._failure = problem
             _log.error("model %s cannot be served: %s", card.model, problem)
             return
-        served = ServedModel(card, loaded, int(time.time()), self._threads)
+        served = ServedModel(card, loaded, int(time.time()), self._threads, tools)
         await self._policies.share(served)  # ahead of the first request
         self._served = served
         _log.info("serving %s", ", ".join(self._served.names))
@@ -198,6 +202,20 @@ class Gateway:
 
     def _read_queue(self) -> QueueReading:
         return QueueReading(self.gate.num_queued, self.gate.num_in_flight)
+
+
+def _load(card: ModelCard, parser: str) -> tuple[ModelTokenizer, ToolSupport | None]:
+    """Raises TokenizerError."""
+    loaded = ModelTokenizer.from_card(card)
+    texts = map(loaded.splicer.text_of, card.eos_token_ids)
+    tools = ToolSupport.of(
+        parser,
+        loaded.chat_template,
+        loaded.special_ids,
+        loaded.decode_keeping,
+        [text for text in texts if text is not None],
+    )
+    return loaded, tools
 
 
 def gateway_of(request: Request) -> Gateway:

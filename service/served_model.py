@@ -19,6 +19,7 @@ from service.conversation import Conversation
 from service.errors import ContextLengthExceeded, InvalidRequest
 from service.sessions.turn import ModelView, Turn
 from service.tokenizer import ModelTokenizer
+from service.tools.support import ToolSupport
 
 __all__ = ["ServedModel"]
 
@@ -26,14 +27,21 @@ _T = TypeVar("_T")
 
 
 class ServedModel:
-    """``created`` is when it was adopted, in seconds since 1970."""
+    """``created`` is when it was adopted, in seconds since 1970; ``tools`` is None where its calls
+    cannot be read."""
 
     def __init__(
-        self, card: ModelCard, tokenizer: ModelTokenizer, created: int, threads: Executor
+        self,
+        card: ModelCard,
+        tokenizer: ModelTokenizer,
+        created: int,
+        threads: Executor,
+        tools: ToolSupport | None = None,
     ) -> None:
         self.card = card
         self.tokenizer = tokenizer
         self.created = created
+        self.tools = tools
         self._threads = threads
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from service import setting_types as kinds
 from service.gateway_settings import GATEWAY_SETTINGS
 from service.setting import ENV_PREFIX, Section, Setting
+from service.tool_settings import TOOL_SETTINGS
 
 __all__ = ["ENV_PREFIX", "SECTIONS", "SETTINGS", "Section", "Setting", "settings_of"]
 
@@ -267,6 +268,7 @@ _CHAT_SETTINGS = (
 
 SECTIONS: tuple[Section, ...] = (
     Section("Gateway", GATEWAY_SETTINGS),
+    Section("Tools", TOOL_SETTINGS),
     Section("Link and logs", _LINK_SETTINGS),
     Section("Shared and kept", _SHARED_STATE_SETTINGS),
     Section("Model", _MODEL_SETTINGS),

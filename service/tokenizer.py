@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,23 @@ class ModelTokenizer:
         """Text with special tokens as they are written."""
         text: str = self._backend.decode(token_ids, skip_special_tokens=False)
         return text
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """The tokens that :meth:`decode` leaves out, by their text."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    def decode_keeping(self, kept: Collection[int]) -> Callable[[Sequence[int]], str]:
+        """As :meth:`decode`, but with the special tokens ``kept`` as they are written."""
+        if not kept:
+            return self.decode
+        left_out = frozenset(self.special_ids.values()) - frozenset(kept)
+
+        def decode(token_ids: Sequence[int]) -> str:
+            return self.decode_exactly([item for item in token_ids if item not in left_out])
+
+        return decode
 
     def _ids_before(self) -> tuple[int, ...] | None:
         """What add_special_tokens puts before a text; None if it also puts something after it."""

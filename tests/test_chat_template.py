@@ -47,11 +47,11 @@ def rendered(
 ) -> str:
     body = json.dumps({"model": MODEL_NAME, "messages": messages, **fields}).encode()
     chat = make_tokenizer(template).chat_template
-    return chat.apply(conversation_of(parse_chat_request(body)))
+    return chat.apply(conversation_of(parse_chat_request(body), is_canonical=False))
 
 
 def ferry_conversation(**assistant: Any) -> list[dict[str, Any]]:
-    call = {"id": "c1", "type": "function", "function": FERRY}
+    call = {"id": "c1", "type": "function", "function": {**FERRY}}
     return [
         {"role": "user", "content": "Is the ferry to Inishbeg running?"},
         {"role": "assistant", "tool_calls": [call], **assistant},
@@ -96,6 +96,28 @@ def test_tool_results_alone_are_expressible_where_the_role_is_written_out() -> N
 def test_arguments_are_text_where_the_template_wants_text() -> None:
     text = rendered(ferry_conversation(), TEXT_ARGUMENTS_TEMPLATE)
     assert 'ferry_status:{"route": "inishbeg"}' in text
+
+
+def test_arguments_stand_as_they_were_written_where_the_template_lets_them() -> None:
+    kept = TEXT_ARGUMENTS_TEMPLATE.replace(
+        "call['function']['arguments']",
+        "(call.function.arguments if call.function.arguments is string "
+        "else call.function.arguments | tojson)",
+    )
+    messages = ferry_conversation()
+    messages[1]["tool_calls"][0]["function"]["arguments"] = '{"route":"inishbeg" }'
+    assert 'ferry_status:{"route":"inishbeg" }' in rendered(messages, kept)
+    assert '"arguments": {"route": "inishbeg"}' in rendered(messages)
+
+
+def test_tools_are_shown_or_refused() -> None:
+    tools = [{"type": "function", "function": {"name": "ferry_status", "strict": True}}]
+    messages = [{"role": "user", "content": "Hi"}]
+    assert "ferry_status" in rendered(messages, tools=tools)
+    assert "strict" not in rendered(messages, tools=tools)
+    with pytest.raises(InvalidRequest, match="knows no tools") as failure:
+        rendered(messages, models.CHAT_TEMPLATE, tools=tools)
+    assert failure.value.param == "tools"
 
 
 def test_system_messages_keep_their_place() -> None:

@@ -149,6 +149,8 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "redis_url": "redis://:hidden@host",
         "encryption_key_file": "/key",
         "log_level": "error",
+        "tool_call_parser": "mistral",
+        "canonical_tools": True,
     }
     assert set(arguments) == {setting.name for setting in settings_of("gateway")}
     made = gateway_config(resolve("gateway", arguments, NOTHING))
@@ -173,6 +175,8 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "redis_url": "redis://:hidden@host",
         "encryption_key_file": "/key",
         "sessions_dir": None,
+        "tool_call_parser": "mistral",
+        "canonical_tools": True,
         "log_level": "error",
     }
     assert "hidden" not in repr(made)

@@ -478,7 +478,6 @@ def test_unknown_model(target: Target) -> None:
         ({"n": 129}, "n"),
         ({"n": True}, "n"),
         ({"logprobs": True}, "logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"best_of": 2}, "best_of"),
         ({"temprature": 1}, "temprature"),
     ],
@@ -491,7 +490,6 @@ def test_bad_fields_are_refused_by_name(target: Target, fields: Any, param: str)
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"audio": {"voice": "x"}},
         {"functions": [{"name": "f"}]},

@@ -150,7 +150,7 @@ def _begun(request: Request, asked: Generation, prompts: Sequence[Prompt], place
                 _generation_request(
                     f"{request_id}-{index}", asked, sample, place.turn, ticket.tenant
                 ),
-                model.tokenizer.decode,
+                sample.prompt.decode or model.tokenizer.decode,
                 ticket,
             ),
             sample.prompt.reader(),

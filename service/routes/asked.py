@@ -28,13 +28,14 @@ MAX_CHOICES = 128
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt, ready for a worker. ``prefix`` is text to put before its answer; ``reader``
-    makes what reads one."""
+    makes what reads one; ``decode`` takes the place of the tokenizer's."""
 
     token_ids: NDArray[np.int32]
     sampling_params: SamplingParams
     prefix: str = ""
     is_continuation: bool = False
     reader: MakeReader = PlainReader
+    decode: Callable[[Sequence[int]], str] | None = None
 
 
 MakePrompts = Callable[[Turn | None], Awaitable[Sequence[Prompt]]]

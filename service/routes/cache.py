@@ -65,7 +65,11 @@ def prewarm_generation(
     """A request that generates nothing, from ``fields`` of one of the generating endpoints; the
     model is the one that is served unless they name another. Raises GatewayError."""
     fields = {"model": gateway.default_model(), **fields, "max_tokens": 0}
+    if "tools" in fields:
+        fields["tool_choice"] = "none"  # nothing is generated, so nothing is read
     if "prompt" in fields:
+        if "tools" in fields:
+            raise InvalidRequest("tools: only with messages.", param="tools")
         body = completion_request(fields)
         if len(body.prompts) > 1:
             raise InvalidRequest("prompt: must be a single one.", param="prompt")

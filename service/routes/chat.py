@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from service.answer_rules import chat_rules
 from service.conversation import Conversation, Ending
 from service.gateway import Gateway, gateway_of
 from service.routes.answering import answer
 from service.routes.asked import Generation, Prompt
 from service.schemas.chat import ChatRequest, content_text, parse_chat_request
 from service.security import read_body
-from service.sessions.identity import SessionKey, named_session
+from service.sessions.identity import SessionKey, named_session, tenant_of
 from service.sessions.turn import Turn
 from service.shapes.chat import ChatShape
+from service.tools.definitions import template_tools
 
 __all__ = ["chat_generation", "conversation_of", "router"]
 
@@ -27,26 +30,38 @@ async def chat_completions(request: Request) -> Response:
     received_at = gateway.metrics.clock()
     body = parse_chat_request(content)
     session = named_session(request, body.session_id)
-    return await answer(request, chat_generation(gateway, body, received_at, session))
+    asked = chat_generation(gateway, body, received_at, session, tenant_of(request))
+    return await answer(request, asked)
 
 
 def chat_generation(
-    gateway: Gateway, body: ChatRequest, received_at: float, session: SessionKey | None
+    gateway: Gateway,
+    body: ChatRequest,
+    received_at: float,
+    session: SessionKey | None,
+    tenant: str = "",
 ) -> Generation:
-    """Raises ModelNotFound or Unavailable."""
+    """``tenant`` is whose grammars are looked at. Raises ModelNotFound or Unavailable."""
     model = gateway.model(body.model)
+    is_canonical = gateway.config.canonical_tools
 
     async def prompts(turn: Turn | None) -> list[Prompt]:
-        token_ids = await model.encode_chat(conversation_of(body), turn)
+        conversation = conversation_of(body, is_canonical=is_canonical)
+        token_ids = await model.encode_chat(conversation, turn)  # whether tools can be shown at all
+        rules = await chat_rules(
+            body, model.tools, gateway.grammar_checks, tenant, is_canonical=is_canonical
+        )
         max_tokens = model.max_tokens(body.requested_max_tokens, len(token_ids))
         params = body.sampling_params(max_tokens, model.card.vocab_size)
         start = content_text(body.messages[-1].content) if body.is_continued else ""
         return [
             Prompt(
                 token_ids,
-                params,
+                msgspec.structs.replace(params, grammar=rules.grammar),
                 prefix=start if body.echo else "",
                 is_continuation=body.is_continued,
+                reader=rules.reader,
+                decode=rules.decode,
             )
         ]
 
@@ -61,11 +76,13 @@ def chat_generation(
     )
 
 
-def conversation_of(body: ChatRequest) -> Conversation:
-    """What the template is to write."""
+def conversation_of(body: ChatRequest, *, is_canonical: bool) -> Conversation:
+    """What the template is to write: the tools too where none of them may be called, so that what
+    comes behind them stays a cached prefix."""
     ending = Ending.NEW_TURN if body.opens_turn else Ending.CLOSED
     return Conversation(
         body.messages,
         Ending.CONTINUED if body.is_continued else ending,
+        tools=template_tools(body.tools, is_canonical=is_canonical),
         variables=body.chat_template_kwargs,
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from service.answer_rules import AnswerRules, plain_rules
 from service.gateway import Gateway, gateway_of
 from service.routes.answering import answer
 from service.routes.asked import Generation, Prompt
 from service.schemas.completion import CompletionRequest, parse_completion_request
 from service.security import read_body
 from service.served_model import ServedModel
-from service.sessions.identity import SessionKey, named_session
+from service.sessions.identity import SessionKey, named_session, tenant_of
 from service.sessions.turn import Turn
 from service.shapes.completion import CompletionShape
 
@@ -27,7 +29,8 @@ async def completions(request: Request) -> Response:
     received_at = gateway.metrics.clock()
     body = parse_completion_request(content)
     session = named_session(request, body.session_id)
-    return await answer(request, completion_generation(gateway, body, received_at, session))
+    asked = completion_generation(gateway, body, received_at, session, tenant=tenant_of(request))
+    return await answer(request, asked)
 
 
 def completion_generation(
@@ -36,12 +39,16 @@ def completion_generation(
     received_at: float,
     session: SessionKey | None,
     worker_id: str = "",
+    tenant: str = "",
 ) -> Generation:
-    """``worker_id`` is a worker to prefer. Raises InvalidRequest, ModelNotFound or Unavailable."""
+    """``worker_id`` is a worker to prefer, ``tenant`` whose grammars are looked at.
+
+    Raises InvalidRequest, ModelNotFound or Unavailable."""
     model = gateway.model(body.model)
 
     async def prompts(turn: Turn | None) -> list[Prompt]:
-        return [await _prompt(model, body, given, turn) for given in body.prompts]
+        rules = await plain_rules(body, gateway.grammar_checks, tenant)
+        return [await _prompt(model, body, given, turn, rules) for given in body.prompts]
 
     return Generation(
         body=body,
@@ -58,7 +65,11 @@ def completion_generation(
 
 
 async def _prompt(
-    model: ServedModel, body: CompletionRequest, given: str | list[int], turn: Turn | None
+    model: ServedModel,
+    body: CompletionRequest,
+    given: str | list[int],
+    turn: Turn | None,
+    rules: AnswerRules,
 ) -> Prompt:
     if isinstance(given, str):
         add_special_tokens = body.add_special_tokens
@@ -70,4 +81,5 @@ async def _prompt(
     prefix = ""
     if body.echo:
         prefix = given if isinstance(given, str) else model.tokenizer.decode(given)
+    params = msgspec.structs.replace(params, grammar=rules.grammar)
     return Prompt(token_ids, params, prefix=prefix, is_continuation=True)

@@ -22,7 +22,7 @@ from service.schemas.messages import (
 )
 from service.security import read_body
 from service.served_model import ServedModel
-from service.sessions.identity import SessionKey, named_session
+from service.sessions.identity import SessionKey, named_session, tenant_of
 from service.sessions.turn import Turn
 from service.shapes.messages import CachedPrefixes, MessagesShape
 from service.tenants.tenant import tenant_in
@@ -41,7 +41,8 @@ async def messages(request: Request) -> Response:
     session = named_session(request, body.session_id)
     most = tenant_in(request).caps.max_retention
     chat = chat_of(body, most_retention=most)
-    return await answer(request, messages_generation(gateway, body, chat, received_at, session))
+    asked = messages_generation(gateway, body, chat, received_at, session, tenant_of(request))
+    return await answer(request, asked)
 
 
 @router.post("/v1/messages/count_tokens")
@@ -53,7 +54,8 @@ async def count_tokens(request: Request) -> Response:
     model = gateway.model(body.model)
     chat = chat_of(body)
     with chat.retelling.of_refusals():
-        ids = await model.encode_chat(conversation_of(chat.request), is_bounded=False)
+        conversation = conversation_of(chat.request, is_canonical=gateway.config.canonical_tools)
+        ids = await model.encode_chat(conversation, is_bounded=False)
     return Response(bodies.encode(TokenCount(len(ids))), media_type="application/json")
 
 
@@ -63,9 +65,10 @@ def messages_generation(
     chat: Chat,
     received_at: float,
     session: SessionKey | None,
+    tenant: str,
 ) -> Generation:
     """``chat`` says the same as ``body``. Raises InvalidRequest, ModelNotFound or Unavailable."""
-    asked = chat_generation(gateway, chat.request, received_at, session)
+    asked = chat_generation(gateway, chat.request, received_at, session, tenant)
     model = gateway.model(body.model)
     prefixes = CachedPrefixes()
 
@@ -92,7 +95,9 @@ async def _measure(
     marks = Marks()
     marked = chat_of(body, marks)
     counts = await model.tokens_before(
-        conversation_of(marked.request), [mark for mark, _ in marks.written], num_tokens
+        conversation_of(marked.request, is_canonical=False),
+        [mark for mark, _ in marks.written],
+        num_tokens,
     )
     for count, (_, control) in zip(counts, marks.written, strict=True):
         if control.ttl == "1h":

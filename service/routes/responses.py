@@ -139,7 +139,7 @@ class _Exchange:
         chat = chat_of_response(body, earlier)
         has_session = self._branch.is_kept or self._previous is not None
         session = self._key if has_session else None
-        asked = chat_generation(gateway, chat.request, received_at, session)
+        asked = chat_generation(gateway, chat.request, received_at, session, self._key.tenant)
         vocabulary = gateway.model(body.model).tokenizer.vocabulary
 
         async def prompts(turn: Turn | None) -> Sequence[Prompt]:

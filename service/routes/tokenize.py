@@ -24,7 +24,8 @@ async def tokenize(request: Request) -> Response:
     given, chat = parse_tokenize(content, gateway.default_model())
     model = gateway.model(given.model or gateway.default_model())
     if chat is not None:
-        ids = await model.encode_chat(conversation_of(chat), is_bounded=False)
+        conversation = conversation_of(chat, is_canonical=gateway.config.canonical_tools)
+        ids = await model.encode_chat(conversation, is_bounded=False)
     else:
         assert given.text is not None
         ids = await model.encode_text(

@@ -14,11 +14,13 @@ from service.errors import InvalidRequest
 from service.request_fields import Endpoint, keep_acting
 from service.schemas.parsing import convert, parse_object
 from service.schemas.sampling import CommonFields
+from service.schemas.tools import Calling, Tool, calling_of, check_tools
 
 __all__ = [
     "AssistantMessage",
     "ChatRequest",
     "DeveloperMessage",
+    "FunctionCall",
     "Message",
     "SystemMessage",
     "ToolCall",
@@ -99,6 +101,9 @@ class ChatRequest(CommonFields, frozen=True, kw_only=True, forbid_unknown_fields
     continue_final_message: bool | None = None
     echo: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    tools: list[Tool] = []
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
     @property
     def is_continued(self) -> bool:
@@ -117,8 +122,20 @@ class ChatRequest(CommonFields, frozen=True, kw_only=True, forbid_unknown_fields
         is_answer = isinstance(last, AssistantMessage) and not last.tool_calls
         return is_answer and bool(content_text(last.content).strip())
 
+    @property
+    def calling(self) -> Calling:
+        """What calls of tools the answer may or must hold. Raises InvalidRequest."""
+        return calling_of(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls)
+
     def check(self) -> None:
         super().check()
+        check_tools(self.tools)
+        if self.calling.is_forced and self.answer_format is not None:
+            raise InvalidRequest(
+                "tool_choice: a call that must come leaves no room for an answer of "
+                f"{self.answer_format.param}.",
+                param="tool_choice",
+            )
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message: not together with add_generation_prompt true.",

@@ -6,12 +6,18 @@ belong to model_worker.sampling_params.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from model_worker.protocol import SamplingParams
 from service.errors import InvalidRequest
+from service.schemas.structured import (
+    AnswerFormat,
+    ResponseFormat,
+    StructuredOutputs,
+    format_of,
+)
 from service.stream_usage import StreamUsage
 
 __all__ = [
@@ -64,6 +70,12 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority: Priority | None = None
     retention: Retention | None = None
     prompt_cache_key: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     def check(self) -> None:
         """Rules across fields, and of single strings. Raises InvalidRequest."""
@@ -79,6 +91,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         check_salt(self.cache_salt)
         self._check_stop()
+        _ = self.answer_format
 
     def _check_stop(self) -> None:
         stop = self.stop_strings
@@ -90,6 +103,17 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidRequest("stop: must not hold an empty string.", param="stop")
         if any(len(text) > MAX_STOP_LENGTH for text in stop):
             raise InvalidRequest(f"stop: at most {MAX_STOP_LENGTH} characters each.", param="stop")
+
+    @property
+    def answer_format(self) -> AnswerFormat | None:
+        """What the whole answer must match, if anything. Raises InvalidRequest."""
+        guided = StructuredOutputs(
+            json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+        return format_of(self.response_format, self.structured_outputs, guided)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -55,10 +55,11 @@ class PrewarmSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class PrewarmPrefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One of ``messages`` and ``prompt``."""
+    """One of ``messages`` and ``prompt``; ``tools`` only with the former."""
 
     model: str | None = None
     messages: list[Any] | None = None
+    tools: list[Any] | None = None
     prompt: Any = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
