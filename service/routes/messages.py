@@ -75,7 +75,8 @@ def messages_generation(
     async def prompts(turn: Turn | None) -> Sequence[Prompt]:
         with chat.retelling.of_refusals():
             made = await asked.prompts(turn)
-        await _measure(prefixes, model, body, len(made[0].token_ids))
+        is_canonical = gateway.config.canonical_tools
+        await _measure(prefixes, model, body, len(made[0].token_ids), is_canonical)
         return made
 
     return replace(
@@ -87,7 +88,11 @@ def messages_generation(
 
 
 async def _measure(
-    prefixes: CachedPrefixes, model: ServedModel, body: MessagesRequest, num_tokens: int
+    prefixes: CachedPrefixes,
+    model: ServedModel,
+    body: MessagesRequest,
+    num_tokens: int,
+    is_canonical: bool,
 ) -> None:
     """How much of the prompt stands before its breakpoints."""
     if next(body.breakpoints(), None) is None:
@@ -95,7 +100,7 @@ async def _measure(
     marks = Marks()
     marked = chat_of(body, marks)
     counts = await model.tokens_before(
-        conversation_of(marked.request, is_canonical=False),
+        conversation_of(marked.request, is_canonical=is_canonical),
         [mark for mark, _ in marks.written],
         num_tokens,
     )
