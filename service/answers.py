@@ -110,6 +110,7 @@ class Answer:
         if source.prefix and is_more and not choice.is_begun:
             deltas.append(TextDelta(source.prefix, event.prompt_scores))
         choice.is_begun |= is_more
+        choice.prompt_scores = choice.prompt_scores or event.prompt_scores
         scores = _moved(event.scores, len(source.prefix))
         deltas += source.reader.push(event.text, scores)
         if event.finish_reason is not None:

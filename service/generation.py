@@ -126,7 +126,7 @@ class Generator:
             counts_prompt=request.is_first_sample,
         )
         outcome = "abort"
-        answer = AnswerText(decode, request.stop, _context_of(request))
+        answer = AnswerText(decode, request.stop, _context_of(request), _scored_prompt_of(request))
         try:
             run = self._run(request, answer, recorder, ticket)
             async with contextlib.aclosing(run) as events:
@@ -212,6 +212,13 @@ def _context_of(request: GenerationRequest) -> Sequence[int]:
         return ()
     context: list[int] = request.prompt_token_ids[-_CONTEXT_TOKENS:].tolist()
     return context
+
+
+def _scored_prompt_of(request: GenerationRequest) -> Sequence[int]:
+    if request.sampling_params.num_prompt_logprobs is None:
+        return ()
+    token_ids: list[int] = request.prompt_token_ids.tolist()
+    return token_ids
 
 
 def _add_request(request: GenerationRequest) -> AddRequest:

@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.answer_text import ScoredToken
-from service.schemas.bodies import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from service.schemas.bodies import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
 from service.vocabulary import Vocabulary, readable
 
-__all__ = ["LEAST_LOGPROB", "chat_logprobs", "completion_logprobs"]
+__all__ = ["LEAST_LOGPROB", "chat_logprobs", "completion_logprobs", "prompt_logprobs"]
 
 LEAST_LOGPROB = -9999.0  # of what cannot come: JSON has no infinity
 
@@ -32,6 +39,22 @@ def completion_logprobs(
         top_logprobs=tuple(_top(score, vocabulary) for score in scores),
         text_offset=tuple(score.start for score in scores),
     )
+
+
+def prompt_logprobs(scores: Sequence[ScoredToken], vocabulary: Vocabulary) -> PromptLogprobs:
+    return tuple(_candidates(score, vocabulary) for score in scores)
+
+
+def _candidates(score: ScoredToken, vocabulary: Vocabulary) -> dict[str, PromptLogprob] | None:
+    if score.logprob is None:
+        return None
+    found = dict(((score.token_id, score.logprob), *score.top))
+    return {
+        str(token_id): PromptLogprob(
+            max(logprob, LEAST_LOGPROB), readable(vocabulary.token_bytes(token_id))
+        )
+        for token_id, logprob in found.items()
+    }
 
 
 def _token(score: ScoredToken, vocabulary: Vocabulary) -> TokenLogprob:

@@ -92,6 +92,9 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
             "stop": "a string or up to 16 of them, each of up to 512 characters",
             "stop_token_ids": "up to 64 ids",
             "ignore_eos": "true goes on past the end-of-sequence token",
+            "min_tokens": "no end-of-sequence or stop token before so many",
+            "prompt_logprobs": "0 to 20 likeliest tokens beside each of the prompt's, which "
+            "is then computed whole; not in a stream",
             "cache_salt": "requests share cached prefixes only with the same salt",
             "session_id": "as the header X-Session-ID: whose history this request goes on with",
             "priority": "-10 to 10, of its cached blocks; default 0",
@@ -110,6 +113,8 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
         _CHAT,
         {
             "messages": "required",
+            "logprobs": "true gives each token's log-probability",
+            "top_logprobs": "0 to 20 likeliest tokens beside each; only with logprobs",
             "max_completion_tokens": "the same as max_tokens",
             "continue_final_message": "true goes on with the last message, an assistant's; so it "
             "is without this field too",
@@ -127,7 +132,8 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
         _COMPLETIONS,
         {
             "prompt": "required: a string, token ids, or a list of either, up to 128 prompts",
-            "echo": "true puts the prompt's text before the answer",
+            "echo": "true puts the prompt's text before the answer, with logprobs its scores too",
+            "logprobs": "0 to 20 likeliest tokens beside each, which is named in any case",
             "add_special_tokens": "false leaves out what the tokenizer adds, such as a first token",
         },
     ),
@@ -150,9 +156,6 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
             "prediction": "a hint about speed, not about the answer",
         },
     ),
-    _refused("logprobs", _BOTH, False),
-    _refused("min_tokens", _BOTH, 0),
-    _refused("prompt_logprobs", _BOTH),
     _refused("truncate_prompt_tokens", _BOTH),
     _refused("skip_special_tokens", _BOTH, True),
     _refused("spaces_between_special_tokens", _BOTH, True),
@@ -162,7 +165,6 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
     _refused("use_beam_search", _BOTH, False),
     _refused("best_of", _BOTH, 1),
     _refused("suffix", _COMPLETIONS, ""),
-    _refused("top_logprobs", _CHAT, 0),
     _refused("functions", _CHAT, [], note="see tools"),
     _refused("function_call", _CHAT, "none", note="see tool_choice"),
     _refused("audio", _CHAT),

@@ -209,11 +209,31 @@ def test_two_hundred_at_once_time_out_and_a_short_one_is_answered(target: Target
 # ---------------------------------------------------------------- what is refused
 
 
-def test_what_is_not_offered_is_refused_and_the_server_lives(target: Target) -> None:
-    prompt = lines(40)
-    for _ in range(2):
-        error = assert_error(target.complete(prompt, echo=True, logprobs=1, max_tokens=1), 400)
-        assert error["param"] == "logprobs"
+def test_the_scores_of_an_echoed_prompt_are_the_same_when_it_is_stored(target: Target) -> None:
+    def scores(prompt: str) -> dict[str, Any]:
+        response = target.complete(prompt, echo=True, logprobs=1, max_tokens=1)
+        assert response.status_code == 200, response.text
+        body = response.json()
+        found: dict[str, Any] = body["choices"][0]["logprobs"]
+        num_tokens = body["usage"]["prompt_tokens"] + 1
+        assert {len(values) for values in found.values()} == {num_tokens}
+        return found
+
+    first = lines(40, "Scored shelves.")
+    changed = first.replace("280 jars", "281 jars")
+    assert changed != first
+    cold, warm, other, again = scores(first), scores(first), scores(changed), scores(first)
+    assert cold["token_logprobs"][0] is None
+    assert "".join(cold["tokens"]).startswith(first)
+    for found in (warm, again):
+        assert found["tokens"] == cold["tokens"]
+        assert found["text_offset"] == cold["text_offset"]
+        assert found["token_logprobs"][1:] == pytest.approx(cold["token_logprobs"][1:], abs=1e-3)
+    same = next(at for at, pair in enumerate(zip(cold["tokens"], other["tokens"], strict=False))
+                if pair[0] != pair[1])  # fmt: skip
+    assert other["token_logprobs"][1:same] == pytest.approx(
+        cold["token_logprobs"][1:same], abs=1e-3
+    )
     assert_no_trace(target)
 
 

@@ -71,7 +71,13 @@ def chat_generation(
         num_prompts=1,
         prompts=prompts,
         received_at=received_at,
-        shape=lambda identity: ChatShape(identity, model.tokenizer.vocabulary, body.stream_usage),
+        shape=lambda identity: ChatShape(
+            identity,
+            model.tokenizer.vocabulary,
+            body.stream_usage,
+            has_logprobs=body.logprobs,
+            has_prompt_logprobs=body.prompt_logprobs is not None,
+        ),
         id_prefix="chatcmpl",
     )
 

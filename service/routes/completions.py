@@ -57,7 +57,11 @@ def completion_generation(
         prompts=prompts,
         received_at=received_at,
         shape=lambda identity: CompletionShape(
-            identity, model.tokenizer.vocabulary, body.stream_usage
+            identity,
+            model.tokenizer.vocabulary,
+            body.stream_usage,
+            has_logprobs=body.logprobs is not None,
+            has_prompt_logprobs=body.prompt_logprobs is not None,
         ),
         id_prefix="cmpl",
         worker_id=worker_id,

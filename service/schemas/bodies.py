@@ -24,6 +24,8 @@ __all__ = [
     "FunctionCallDelta",
     "ModelEntry",
     "ModelList",
+    "PromptLogprob",
+    "PromptLogprobs",
     "PromptTokensDetails",
     "TokenLogprob",
     "ToolCall",
@@ -122,6 +124,15 @@ class ChatChoice(msgspec.Struct, frozen=True):
     logprobs: ChatLogprobs | None = None
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    logprob: float
+    decoded_token: str
+
+
+PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
+"""As vLLM has them: for each token of the prompt the candidates by id; null for the first."""
+
+
 class ChatCompletion(msgspec.Struct, frozen=True):
     id: str
     created: int
@@ -130,6 +141,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     usage: Usage
     system_fingerprint: str
     history: str | UnsetType = UNSET  # of a session's answers
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     object: str = "chat.completion"
 
 
@@ -190,6 +202,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True):

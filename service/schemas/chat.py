@@ -13,7 +13,7 @@ import msgspec
 from service.errors import InvalidRequest
 from service.request_fields import Endpoint, keep_acting
 from service.schemas.parsing import convert, parse_object
-from service.schemas.sampling import CommonFields
+from service.schemas.sampling import CommonFields, NumLogprobs
 from service.schemas.tools import Calling, Tool, calling_of, check_tools
 
 __all__ = [
@@ -104,6 +104,12 @@ class ChatRequest(CommonFields, frozen=True, kw_only=True, forbid_unknown_fields
     tools: list[Tool] = []
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
+    logprobs: bool = False
+    top_logprobs: NumLogprobs | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def is_continued(self) -> bool:
@@ -135,6 +141,10 @@ class ChatRequest(CommonFields, frozen=True, kw_only=True, forbid_unknown_fields
                 "tool_choice: a call that must come leaves no room for an answer of "
                 f"{self.answer_format.param}.",
                 param="tool_choice",
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest(
+                "top_logprobs: only together with logprobs true.", param="top_logprobs"
             )
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(

@@ -12,7 +12,7 @@ import msgspec
 from service.errors import InvalidRequest
 from service.request_fields import Endpoint, keep_acting
 from service.schemas.parsing import convert, parse_object
-from service.schemas.sampling import CommonFields
+from service.schemas.sampling import CommonFields, NumLogprobs
 
 __all__ = [
     "DEFAULT_MAX_TOKENS",
@@ -32,6 +32,23 @@ class CompletionRequest(CommonFields, frozen=True, kw_only=True, forbid_unknown_
     prompts: list[Prompt]  # text or token ids, one choice each
     echo: bool = False
     add_special_tokens: bool = True
+    logprobs: NumLogprobs | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echo and self.logprobs is not None else self.prompt_logprobs
+
+    def check(self) -> None:
+        super().check()
+        if self.echo and self.logprobs is not None and self.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs: echo with logprobs gives those of the prompt already.",
+                param="prompt_logprobs",
+            )
 
     @property
     def requested_max_tokens(self) -> int:

@@ -21,10 +21,12 @@ from service.schemas.structured import (
 from service.stream_usage import StreamUsage
 
 __all__ = [
+    "MAX_LOGPROBS",
     "MAX_RETENTION",
     "MAX_STOP_LENGTH",
     "MAX_STOP_STRINGS",
     "CommonFields",
+    "NumLogprobs",
     "Priority",
     "Retention",
     "StreamOptions",
@@ -34,10 +36,12 @@ __all__ = [
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 512  # characters
 
+MAX_LOGPROBS = 20  # likeliest tokens beside each
 MAX_RETENTION = 30 * 86_400  # seconds
 
 Priority = Annotated[int, msgspec.Meta(ge=-10, le=10)]
 Retention = Annotated[float, msgspec.Meta(ge=0, le=MAX_RETENTION)]
+NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
@@ -65,6 +69,8 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stop: str | list[str] = []
     stop_token_ids: list[_TokenId] = []
     ignore_eos: bool = False
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    prompt_logprobs: NumLogprobs | None = None
     cache_salt: str | None = None
     session_id: str | None = None
     priority: Priority | None = None
@@ -89,6 +95,8 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 param="stream_options.include_obfuscation",
                 code="unsupported_parameter",
             )
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs: not in a stream.", param="prompt_logprobs")
         check_salt(self.cache_salt)
         self._check_stop()
         _ = self.answer_format
@@ -126,6 +134,15 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return StreamUsage.NEVER
         return StreamUsage.ALWAYS if options.continuous_usage_stats else StreamUsage.LAST
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are named beside each of the answer's; None asks for none."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
+
     def sampling_params(self, max_tokens: int, vocab_size: int) -> SamplingParams:
         """With ``max_tokens`` as it was resolved. Raises InvalidRequest naming a field."""
         params = SamplingParams(
@@ -141,6 +158,9 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             logit_bias=_token_biases(self.logit_bias),
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
+            min_tokens=min(self.min_tokens, max_tokens),
+            num_logprobs=self.num_logprobs,
+            num_prompt_logprobs=self.num_prompt_logprobs,
         )
         violation = params.violation(vocab_size)
         if violation is not None:

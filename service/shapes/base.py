@@ -55,6 +55,7 @@ class Choice:
     pieces: list[str] = field(default_factory=list)
     calls: list[CallSoFar] = field(default_factory=list)
     scores: list[ScoredToken] = field(default_factory=list)
+    prompt_scores: tuple[ScoredToken, ...] = ()
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_host_tokens: int = 0

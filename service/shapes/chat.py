@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from service.answer_text import ScoredToken
 from service.deltas import Delta, TextDelta
 from service.errors import GatewayError
-from service.logprobs import chat_logprobs
+from service.logprobs import chat_logprobs, prompt_logprobs
 from service.schemas import bodies
 from service.schemas.bodies import Usage
 from service.shapes.base import AnswerIdentity, CallSoFar, Choice
@@ -31,11 +31,13 @@ class ChatShape:
         stream_usage: StreamUsage = StreamUsage.NEVER,
         *,
         has_logprobs: bool = False,
+        has_prompt_logprobs: bool = False,
     ) -> None:
         self._identity = identity
         self._vocabulary = vocabulary
         self._stream_usage = stream_usage
         self._has_logprobs = has_logprobs
+        self._has_prompt_logprobs = has_prompt_logprobs
         self._history = identity.history or UNSET
 
     def opening(self, index: int, choice: Choice, usage: Usage) -> Sequence[ServerEvent]:
@@ -87,9 +89,21 @@ class ChatShape:
         )
         return bodies.encode(
             bodies.ChatCompletion(
-                me.id, me.created, me.model, written, usage, me.fingerprint, self._history
+                me.id,
+                me.created,
+                me.model,
+                written,
+                usage,
+                me.fingerprint,
+                self._history,
+                self._prompt_logprobs(choices[0]),
             )
         )
+
+    def _prompt_logprobs(self, choice: Choice) -> bodies.PromptLogprobs | UnsetType:
+        if not self._has_prompt_logprobs:
+            return UNSET
+        return prompt_logprobs(choice.prompt_scores, self._vocabulary)
 
     def _logprobs(self, scores: Sequence[ScoredToken]) -> bodies.ChatLogprobs | None:
         return chat_logprobs(scores, self._vocabulary) if self._has_logprobs else None

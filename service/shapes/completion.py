@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from service.answer_text import ScoredToken
 from service.deltas import Delta, TextDelta
 from service.errors import GatewayError
-from service.logprobs import completion_logprobs
+from service.logprobs import completion_logprobs, prompt_logprobs
 from service.schemas import bodies
 from service.schemas.bodies import Usage
 from service.shapes.base import AnswerIdentity, Choice
@@ -32,11 +32,13 @@ class CompletionShape:
         stream_usage: StreamUsage = StreamUsage.NEVER,
         *,
         has_logprobs: bool = False,
+        has_prompt_logprobs: bool = False,
     ) -> None:
         self._identity = identity
         self._vocabulary = vocabulary
         self._stream_usage = stream_usage
         self._has_logprobs = has_logprobs
+        self._has_prompt_logprobs = has_prompt_logprobs
         self._history = identity.history or UNSET
 
     def opening(self, index: int, choice: Choice, usage: Usage) -> Sequence[ServerEvent]:
@@ -71,10 +73,16 @@ class CompletionShape:
                 choice.finish_reason,
                 choice.stop_reason,
                 self._logprobs(choice.scores),
+                self._prompt_logprobs(choice),
             )
             for index, choice in enumerate(choices)
         )
         return self._body(written, usage, is_last=True)
+
+    def _prompt_logprobs(self, choice: Choice) -> bodies.PromptLogprobs | UnsetType:
+        if not self._has_prompt_logprobs:
+            return UNSET
+        return prompt_logprobs(choice.prompt_scores, self._vocabulary)
 
     def _logprobs(self, scores: Sequence[ScoredToken]) -> bodies.CompletionLogprobs | None:
         return completion_logprobs(scores, self._vocabulary) if self._has_logprobs else None
