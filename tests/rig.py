@@ -20,9 +20,11 @@ from transformers import PreTrainedModel
 from cache_store.block import KVCacheSpec
 from cache_store.block_hash import Namespace
 from cache_store.cache import Cache
+from cache_store.divided_cache import DividedCache
 from cache_store.eviction import make_eviction_policy
 from cache_store.null_cache import NullCache
 from cache_store.prefix_cache import PrefixCache
+from cache_store.shared_prefixes import SharedPrefixes
 from cache_store.tiers.codec import make_codec
 from cache_store.tiers.device import DeviceTier
 from cache_store.transfer_desk import LowerTiers
@@ -195,8 +197,8 @@ class EngineRig:
         self.tiers = build_tiers(options, self.tier, self.arrived.set)
         self.cache = build_cache(options, None if self.tiers is None else self.tiers.lower)
         if self.tiers is not None:
-            assert isinstance(self.cache, PrefixCache)
-            self.num_restored = self.tiers.restore_into(self.cache)
+            assert isinstance(self.cache, DividedCache)
+            self.num_restored = self.tiers.restore_into(self.cache.inner)
         self.sampler = sampler if sampler is not None else TeacherSampler()
         num_heads = model.config.num_attention_heads
         backend = build_attention(options.backend, self.tier, num_heads, torch.float32)
@@ -343,7 +345,10 @@ def build_cache(options: RigOptions, lower: LowerTiers | None) -> Cache:
     if not options.is_caching:
         return NullCache(options.num_blocks, options.block_size)
     policy = make_eviction_policy(options.policy)
-    return PrefixCache(options.num_blocks, options.block_size, policy, lower, clock_ns=time.time_ns)
+    inner = PrefixCache(
+        options.num_blocks, options.block_size, policy, lower, clock_ns=time.time_ns
+    )
+    return DividedCache(inner, SharedPrefixes(options.block_size))  # as a worker has it
 
 
 def build_tiers(
