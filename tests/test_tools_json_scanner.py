@@ -45,7 +45,7 @@ def is_json(text: str) -> bool:
 
 
 @given(VALUES, st.booleans(), st.sampled_from([None, 2]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_json_is_followed_to_its_end(value: object, is_ascii: bool, indent: int | None) -> None:
     text = json.dumps({"x": value}, ensure_ascii=is_ascii, indent=indent)
     scanner = JsonScanner()
@@ -55,7 +55,7 @@ def test_json_is_followed_to_its_end(value: object, is_ascii: bool, indent: int 
 
 
 @given(st.text(ALPHABET, max_size=12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_what_ends_is_json_and_what_breaks_is_none(text: str) -> None:
     text = "{" + text
     scanner = JsonScanner()

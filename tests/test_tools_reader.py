@@ -243,7 +243,7 @@ def test_text_without_calls_is_unchanged(parts: list[str]) -> None:
 @given(
     st.sampled_from(["", "text", "a <b> {c}"]), CALLS, st.booleans(), st.lists(st.integers(0, 500))
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_random_calls_are_read_exactly(
     before: str, calls: list[tuple[str, dict[str, Any]]], is_ascii: bool, cuts: list[int]
 ) -> None:
