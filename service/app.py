@@ -33,6 +33,7 @@ from service.routes import (
     messages,
     metrics,
     models,
+    openapi,
     responses,
     sessions,
     tokenize,
@@ -46,7 +47,7 @@ KEEPALIVE_SECONDS = 15.0
 # /dashboard/data stands before /dashboard/{name}.
 _ROUTES = (
     *(chat, completions, messages, responses, models, tokenize, sessions, cache),
-    *(health, metrics, admin, dashboard),
+    *(health, openapi, metrics, admin, dashboard),
 )
 
 

@@ -18,10 +18,14 @@ from starlette.types import Receive, Scope, Send
 from model_worker.protocol import ErrorCode, RequestError
 
 __all__ = [
+    "AnthropicErrorBody",
+    "AnthropicErrorDetail",
     "AuthenticationFailed",
     "BodyTooLarge",
     "Conflict",
     "ContextLengthExceeded",
+    "ErrorBody",
+    "ErrorDetail",
     "GatewayError",
     "HeadersTooLarge",
     "InternalError",
@@ -55,6 +59,29 @@ _ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
 )
 
 
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """OpenAI's."""
+
+    error: ErrorDetail
+
+
+class AnthropicErrorDetail(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True, kw_only=True, tag="error", tag_field="type"):
+    error: AnthropicErrorDetail
+    request_id: str
+
+
 class GatewayError(Exception):
     """A failure a client is told about.
 
@@ -83,20 +110,16 @@ class GatewayError(Exception):
 
     def body(self) -> bytes:
         """``{"error": {"message", "type", "param", "code"}}`` as UTF-8 JSON."""
-        fields = {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
-        return _encoder.encode({"error": fields})
+        return _encoder.encode(
+            ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code))
+        )
 
     def anthropic_body(self, request_id: str) -> bytes:
         """``{"type": "error", "error": {"type", "message"}, "request_id"}`` as UTF-8 JSON."""
         status = self.anthropic_status or self.status
         default = "api_error" if status >= 500 else "invalid_request_error"
-        fields = {"type": _ANTHROPIC_TYPES.get(status, default), "message": self.message}
-        return _encoder.encode({"type": "error", "error": fields, "request_id": request_id})
+        detail = AnthropicErrorDetail(_ANTHROPIC_TYPES.get(status, default), self.message)
+        return _encoder.encode(AnthropicErrorBody(error=detail, request_id=request_id))
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}

@@ -184,6 +184,9 @@ class FieldTable:
     def __init__(self, rows: Iterable[RequestField]) -> None:
         self._rows = {row.name: row for row in rows}
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._rows
+
     @property
     def acting(self) -> frozenset[str]:
         rows = self._rows.values()

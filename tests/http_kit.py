@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from model_worker.protocol import AddRequest, ModelCard
@@ -142,6 +143,17 @@ def serving(
         assert not thread.is_alive()
     if failures:
         raise failures[0]
+
+
+def routes_of(routes: object) -> list[APIRoute]:
+    found: list[APIRoute] = []
+    assert isinstance(routes, list)
+    for route in routes:
+        if isinstance(route, APIRoute):
+            found.append(route)
+        elif (inner := getattr(route, "original_router", None)) is not None:
+            found += routes_of(inner.routes)
+    return found
 
 
 def events_of(response: httpx.Response) -> list[Any]:

@@ -114,7 +114,6 @@ class TeacherSampler(Sampler):
     """
 
     def __init__(self, tolerance: Tolerance = Tolerance()) -> None:
-        super().__init__()
         self.references: dict[str, Reference] = {}
         self.report = GateReport(tolerance)
 

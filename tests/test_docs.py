@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import summary
@@ -28,6 +27,7 @@ from service.worker_metrics import QueueReading, WorkerReading
 from service.workers.fake import FakeWorker
 from service.workers.registry import WorkerRegistry
 from tests.gateway_kit import make_card
+from tests.http_kit import routes_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -83,17 +83,6 @@ def test_every_route_is_documented_and_no_other() -> None:
     text = (ROOT / "docs" / "api.md").read_text()
     documented = set(re.findall(r"^\| `((?:GET|POST|DELETE|PUT) /\S*)` \|", text, re.M))
     assert documented == routes
-
-
-def routes_of(routes: object) -> list[APIRoute]:
-    found: list[APIRoute] = []
-    assert isinstance(routes, list)
-    for route in routes:
-        if isinstance(route, APIRoute):
-            found.append(route)
-        elif (inner := getattr(route, "original_router", None)) is not None:
-            found += routes_of(inner.routes)
-    return found
 
 
 @pytest.mark.parametrize("kind", list(FieldKind))

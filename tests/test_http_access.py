@@ -76,7 +76,9 @@ def test_the_official_client_and_its_errors(guarded: Served) -> None:
         wrong.completions.create(**BODY)
 
 
-@pytest.mark.parametrize("path", ["/health", "/live", "/version", "/", "/dashboard/dashboard.css"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/live", "/version", "/openapi.json", "/", "/dashboard/dashboard.css"]
+)
 def test_open_paths(client: httpx.Client, path: str) -> None:
     assert client.get(path).status_code == 200
 
@@ -217,7 +219,7 @@ def test_paths_and_methods_that_do_not_exist(client: httpx.Client) -> None:
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("GET", "/docs", 404),
-        ("GET", "/openapi.json", 404),
+        ("GET", "/redoc", 404),
         ("GET", "/dashboard/..%2Fapp.py", 404),
         ("GET", "/dashboard/%2e%2e/app.py", 404),
     ):

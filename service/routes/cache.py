@@ -6,11 +6,11 @@ The reset is the operator's: once any key is set it needs an admin key (service.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from service.errors import Conflict, InvalidRequest, Unavailable, WorkerLost
 from service.gateway import Gateway, gateway_of
@@ -21,6 +21,7 @@ from service.routes.completions import completion_generation
 from service.schemas import bodies
 from service.schemas.chat import chat_request
 from service.schemas.completion import completion_request
+from service.schemas.operating import BlocksDropped, CacheReset, Running
 from service.schemas.session import Prewarmed, PrewarmPrefix, parse
 from service.security import read_body
 from service.sessions.identity import SessionKey, named_session
@@ -29,14 +30,6 @@ from service.workers.base import WorkerLostError, WorkerNotReadyError
 __all__ = ["prewarm_generation", "router"]
 
 router = APIRouter()
-
-Running = Literal["keep", "refuse", "drain"]
-
-
-class _Reset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``keep`` leaves what running requests hold."""
-
-    running: Running = "keep"
 
 
 @router.post("/v1/cache/prewarm")
@@ -87,9 +80,9 @@ async def reset_prefix_cache(request: Request) -> Response:
     """Drop the cached blocks of all ready workers, in every tier."""
     gateway = gateway_of(request)
     content = await read_body(request, gateway.config.max_body_size, may_be_empty=True)
-    given = parse(content, _Reset)
+    given = parse(content, CacheReset)
     if "running" in request.query_params:
-        given = parse(msgspec.json.encode({"running": request.query_params["running"]}), _Reset)
+        given = parse(msgspec.json.encode({"running": request.query_params["running"]}), CacheReset)
     await _wait_for_running(gateway, given.running)
     workers = gateway.registry.ready_workers()
     if not workers:
@@ -98,7 +91,8 @@ async def reset_prefix_cache(request: Request) -> Response:
         dropped = await asyncio.gather(*(worker.reset_cache() for worker in workers))
     except (WorkerLostError, WorkerNotReadyError):
         raise WorkerLost("A worker was lost before it answered.", retry_after=5) from None
-    return JSONResponse({"num_blocks_dropped": sum(dropped)})
+    body = bodies.encode(BlocksDropped(sum(dropped)))
+    return Response(body, media_type="application/json")
 
 
 async def _wait_for_running(gateway: Gateway, running: Running) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from service import __version__
 from service.errors import Unavailable
 from service.gateway import gateway_of
+from service.schemas.bodies import encode
+from service.schemas.operating import Health, Version
 
 router = APIRouter()
 
@@ -19,15 +21,19 @@ async def health(request: Request) -> Response:
     if reason:
         raise Unavailable(f"Not ready: {reason}.", code="not_ready", retry_after=1)
     if gateway.degraded_reason:
-        return JSONResponse({"status": "degraded", "reason": gateway.degraded_reason})
-    return JSONResponse({"status": "ok"})
+        return _json(Health("degraded", gateway.degraded_reason))
+    return _json(Health())
 
 
 @router.get("/live")
 async def live() -> Response:
-    return JSONResponse({"status": "ok"})
+    return _json(Health())
 
 
 @router.get("/version")
 async def version() -> Response:
-    return JSONResponse({"version": __version__})
+    return _json(Version(__version__))
+
+
+def _json(body: Health | Version) -> Response:
+    return Response(encode(body), media_type="application/json")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from service.gateway import gateway_of
 from service.metrics import CONTENT_TYPE
+from service.schemas.bodies import encode
+from service.schemas.operating import Load
 
 router = APIRouter()
 
@@ -19,4 +21,5 @@ async def metrics(request: Request) -> Response:
 @router.get("/load")
 async def load(request: Request) -> Response:
     """As vLLM has it, for load balancers that count."""
-    return JSONResponse({"server_load": gateway_of(request).gate.num_in_flight})
+    body = Load(gateway_of(request).gate.num_in_flight)
+    return Response(encode(body), media_type="application/json")

@@ -25,7 +25,7 @@ from service.routes.needing_store import needs_store
 from service.schemas import bodies
 from service.schemas.bodies import Usage
 from service.schemas.response_bodies import ItemList, ResponseDeleted
-from service.schemas.responses import Item, ResponsesRequest, parse_responses_request
+from service.schemas.responses import MAX_PAGE, Item, ResponsesRequest, parse_responses_request
 from service.security import read_body
 from service.sessions.identity import HEADER, named_session, tenant_of
 from service.sessions.stored_responses import FoundResponse, StoredResponse, StoredResponses
@@ -38,7 +38,6 @@ __all__ = ["router"]
 router = APIRouter()
 
 _DEFAULT_LIMIT = 20
-_MAX_LIMIT = 100
 
 
 @router.post("/v1/responses")
@@ -89,8 +88,8 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     order, limit = query.get("order", "desc"), query.get("limit", str(_DEFAULT_LIMIT))
     if order not in ("asc", "desc"):
         raise InvalidRequest("order: must be asc or desc.", param="order")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_LIMIT):
-        raise InvalidRequest(f"limit: must be from 1 to {_MAX_LIMIT}.", param="limit")
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MAX_PAGE):
+        raise InvalidRequest(f"limit: must be from 1 to {MAX_PAGE}.", param="limit")
     if order == "desc":
         items.reverse()
     if "after" in query:

@@ -20,6 +20,7 @@ from service.routes.cache import prewarm_generation
 from service.routes.needing_store import needs_store
 from service.schemas import bodies
 from service.schemas.session import (
+    MAX_PAGE,
     CreateSession,
     DataDeleted,
     ForkSession,
@@ -43,7 +44,6 @@ from service.tenants.tenant import tenant_in
 router = APIRouter()
 
 _DEFAULT_LIMIT = 20
-_MAX_LIMIT = 100
 _T = TypeVar("_T")
 
 
@@ -214,10 +214,8 @@ def _salt(request: Request, record: SessionRecord) -> dict[str, str]:
 def _limit(given: str | None) -> int:
     if given is None:
         return _DEFAULT_LIMIT
-    if not (given.isascii() and given.isdecimal() and 1 <= int(given[:9]) <= _MAX_LIMIT):
-        raise InvalidRequest(
-            f"limit: must be a whole number from 1 to {_MAX_LIMIT}.", param="limit"
-        )
+    if not (given.isascii() and given.isdecimal() and 1 <= int(given[:9]) <= MAX_PAGE):
+        raise InvalidRequest(f"limit: must be a whole number from 1 to {MAX_PAGE}.", param="limit")
     return int(given)
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "DEFAULT_MAX_TOKENS",
     "MAX_PROMPTS",
     "CompletionRequest",
+    "PromptField",
     "completion_request",
     "parse_completion_request",
 ]
@@ -55,7 +56,7 @@ class CompletionRequest(CommonFields, frozen=True, kw_only=True, forbid_unknown_
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
 
-class _Prompts(msgspec.Struct, frozen=True):
+class PromptField(msgspec.Struct, frozen=True):
     prompt: str | list[int | str | list[int]]
 
 
@@ -76,7 +77,7 @@ def completion_request(fields: dict[str, Any]) -> CompletionRequest:
 
 
 def _prompts(given: Any) -> list[Prompt]:
-    prompt = convert({"prompt": given}, _Prompts).prompt
+    prompt = convert({"prompt": given}, PromptField).prompt
     if not prompt:
         raise InvalidRequest("prompt: must not be empty.", param="prompt")
     if isinstance(prompt, str):

@@ -18,6 +18,7 @@ from service.schemas.parsing import convert, parse_object
 from service.schemas.sampling import Priority, Retention
 
 __all__ = [
+    "MAX_PAGE",
     "FunctionCallItem",
     "FunctionCallOutputItem",
     "FunctionTool",
@@ -26,7 +27,9 @@ __all__ = [
     "JsonSchemaFormat",
     "MessageItem",
     "NamedFunction",
+    "Order",
     "OutputTextPart",
+    "PageLimit",
     "ResponsesRequest",
     "TextConfig",
     "parse_responses_request",
@@ -34,6 +37,9 @@ __all__ = [
 ]
 
 _FIELDS = FieldTable(RESPONSE_FIELDS)
+MAX_PAGE = 100  # items
+PageLimit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
+Order = Literal["asc", "desc"]
 _ITEM_TYPES = ("message", "function_call", "function_call_output")
 _PART_TYPES = ("input_text", "output_text", "refusal")
 _LOGPROBS = "message.output_text.logprobs"

@@ -16,9 +16,11 @@ from service.schemas.parsing import convert, parse_object
 from service.schemas.sampling import Priority, Retention, check_salt
 
 __all__ = [
+    "MAX_PAGE",
     "CreateSession",
     "DataDeleted",
     "ForkSession",
+    "PageLimit",
     "PrewarmPrefix",
     "PrewarmSession",
     "Prewarmed",
@@ -30,8 +32,10 @@ __all__ = [
 ]
 
 MAX_TTL = 30 * 86_400  # seconds
+MAX_PAGE = 100  # sessions
 
 _T = TypeVar("_T")
+PageLimit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
 Ttl = Annotated[float, msgspec.Meta(gt=0, le=MAX_TTL)]
 
 

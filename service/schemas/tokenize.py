@@ -15,6 +15,7 @@ from service.schemas.chat import ChatRequest, chat_request
 from service.schemas.parsing import convert, parse_object
 
 __all__ = [
+    "CHAT_FIELDS",
     "Detokenize",
     "Detokenized",
     "Tokenize",
@@ -23,7 +24,7 @@ __all__ = [
     "parse_tokenize",
 ]
 
-_CHAT_FIELDS = frozenset(
+CHAT_FIELDS = frozenset(
     {
         *("messages", "tools", "tool_choice", "add_generation_prompt"),
         *("continue_final_message", "chat_template_kwargs"),
@@ -83,7 +84,7 @@ def parse_tokenize(body: bytes, model: str) -> tuple[Tokenize, ChatRequest | Non
     """The body, and the conversation where it has one; ``model`` is the one to take where none is
     named. Raises InvalidRequest naming the field at fault."""
     fields = {name: value for name, value in parse_object(body).items() if value is not None}
-    chat_fields = {name: fields.pop(name) for name in _CHAT_FIELDS & fields.keys()}
+    chat_fields = {name: fields.pop(name) for name in CHAT_FIELDS & fields.keys()}
     given = convert(fields, Tokenize)
     if (given.text is None) == ("messages" not in chat_fields):
         raise InvalidRequest("prompt: give either prompt or messages.", param="prompt")
