@@ -58,3 +58,12 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         *("--block-size", "16", "--kv-cache-memory", "2400KiB", "--max-num-seqs", "8"),
     ) as target:
         yield target
+
+
+@pytest.fixture(scope="module", params=["fake", "real"])
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """What tests/test_conformance*.py ask."""
+    from tests.conformance_kit import conformance_target
+
+    with conformance_target(request) as found:
+        yield found
