@@ -114,6 +114,7 @@ class TeacherSampler(Sampler):
     """
 
     def __init__(self, tolerance: Tolerance = Tolerance()) -> None:
+        super().__init__()
         self.references: dict[str, Reference] = {}
         self.report = GateReport(tolerance)
 

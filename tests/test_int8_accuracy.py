@@ -42,6 +42,7 @@ class RecordingSampler(Sampler):
     """Keeps the logits at each position: {request: [(vocab,), ...]}."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.logits: dict[str, list[torch.Tensor]] = {}
 
     def sample(self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]) -> torch.Tensor:

@@ -80,8 +80,8 @@ def test_characters_cut_apart_by_tokens_come_whole(target: Target, max_tokens: i
     assert "".join(pieces) == text_of(plain) == said(max_tokens)
     # Only the very end of an answer may be half a character.
     assert "\ufffd" not in "".join(pieces[:-2])
-    assert usage["usage"] == {**plain["usage"], "prompt_tokens_details": {
-        "cached_tokens": usage["usage"]["prompt_tokens_details"]["cached_tokens"]}}  # fmt: skip
+    details = usage["usage"]["prompt_tokens_details"]  # what is cached may differ
+    assert usage["usage"] == {**plain["usage"], "prompt_tokens_details": details}
     assert done == "[DONE]"
 
 

@@ -214,6 +214,7 @@ class BelievingSampler(Sampler):
     """Takes the first wrong draft that it sees for right, once."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.has_erred = False
 
     def sample(self, logits: torch.Tensor, ending: Sequence[ScheduledRequest]) -> torch.Tensor:
