@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from model_worker.grammar_source import grammar_source
 from model_worker.protocol import Grammar, grammar_problem
@@ -80,3 +81,28 @@ def test_the_check_needs_no_torch() -> None:
         "assert grammar_problem(Grammar('regex', 'a(')) is not None"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "is_allowed"),
+    [
+        ("time", "23:59:59Z", True),
+        ("time", "23:59:60Z", False),
+        ("time", "24:00:00Z", False),
+        ("date", "2023-02-28", True),
+        ("date", "2023-02-29", False),
+        ("date", "2023-04-31", False),
+        ("date-time", "2024-12-31T00:00:00.25+01:30", True),
+        ("date-time", "2024-12-31T00:00:60Z", False),
+    ],
+)
+def test_formats_of_time_are_what_every_validator_takes(
+    kind: str, text: str, is_allowed: bool
+) -> None:
+    schema = {"type": "object", "properties": {"format": {"type": "string", "format": kind}}}
+    grammar = Grammar("json_schema", json.dumps({**schema, "required": ["format"]}))
+    tokenizer = LLTokenizer("byte")
+    matcher = LLMatcher(tokenizer, grammar_source(grammar))
+    token_ids = tokenizer.tokenize_str(json.dumps({"format": text}).replace(" ", ""))
+    assert matcher.try_consume_tokens(token_ids) == len(token_ids) or not is_allowed
+    assert (matcher.is_accepting() and not matcher.is_error()) == is_allowed

@@ -48,7 +48,7 @@ def run(test: Callable[[Client], Awaitable[None]]) -> None:
 
 
 async def respond(stream: EventStream, client: Client) -> None:
-    await stream({"type": "http"}, client.receive, client.send)
+    await stream({"type": "http", "path": "/v1/completions"}, client.receive, client.send)
 
 
 def test_events_have_their_names_and_a_last_message_follows() -> None:
