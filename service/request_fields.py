@@ -23,7 +23,10 @@ __all__ = [
     "FieldTable",
     "RequestField",
     "acting_fields",
+    "acts",
+    "harmless",
     "keep_acting",
+    "refused",
 ]
 
 
@@ -51,6 +54,19 @@ class RequestField:
 
     def is_inert(self, value: Any) -> bool:
         return any(type(value) is type(other) and value == other for other in self.inert)
+
+
+def acts(name: str, note: str) -> RequestField:
+    """A row of a table that is one endpoint's own."""
+    return RequestField(name, FieldKind.ACTS, note=note)
+
+
+def harmless(name: str, note: str) -> RequestField:
+    return RequestField(name, FieldKind.HARMLESS, note=note)
+
+
+def refused(name: str, *inert: object, note: str = "") -> RequestField:
+    return RequestField(name, FieldKind.REFUSED, note=note, inert=inert)
 
 
 _CHAT = frozenset({Endpoint.CHAT})
