@@ -123,6 +123,11 @@ class AnswerText:
         num_stopping = 0 if self._stop_token_id is None else 1
         return self._output_token_ids[: len(self._output_token_ids) - num_stopping]
 
+    @property
+    def computed_token_ids(self) -> Sequence[int]:
+        """Those whose keys and values the worker has: all but the last, which nothing followed."""
+        return self._output_token_ids[:-1]
+
     def served(self, output: RequestOutput) -> None:
         """Note what the worker computed, whether or not any of it is given out."""
         if output.num_cached_tokens is not None:

@@ -64,6 +64,7 @@ class GatewayConfig:
     encryption_key_file: str | None = None
     session_ttl: float = 86_400.0
     no_store: bool = False
+    no_request_history: bool = False
     session_idle_timeout: float = 60.0
     sessions_dir: str | None = None  # where embedded metadata keeps sessions; None: nowhere
     tool_call_parser: str = "auto"
@@ -130,6 +131,7 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
         encryption_key_file=_text(values["encryption_key_file"]),
         session_ttl=values["session_ttl"],
         no_store=values["no_store"],
+        no_request_history=values["no_request_history"],
         session_idle_timeout=values["session_idle_timeout"],
         sessions_dir=_sessions_dir(values),
         tool_call_parser=values["tool_call_parser"],

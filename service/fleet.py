@@ -77,6 +77,11 @@ class Fleet:
         """Prompts that begin with one of these are looked up as the workers keep them."""
         self._locator.shared = shared
 
+    @property
+    def shared_prefixes(self) -> SharedPrefixes | None:
+        """Those that workers were told of; None before they were."""
+        return self._locator.shared
+
     def collector(self, reasons: Mapping[str, int]) -> RoutingCollector:
         """``reasons`` counts why workers were chosen."""
         return RoutingCollector(reasons, self._locator.outcomes, lambda: self._feed.num_overflows)

@@ -23,6 +23,7 @@ from service.generation import Generator
 from service.metadata_metrics import MetadataCollector
 from service.metrics import GatewayMetrics
 from service.request_gate import RequestGate
+from service.request_history import RequestHistory
 from service.served_model import ServedModel
 from service.sessions.book import SessionLimits
 from service.sessions.sessions import Sessions
@@ -67,7 +68,10 @@ class Gateway:
         self.grammar_checks = GrammarChecks(self._threads)
         self._fleet = Fleet(config, registry, metadata, self._threads)
         self._policies = WorkerPolicies(self.tenants, registry, self._fleet, self._threads)
-        self.generator = Generator(registry.ready_workers, self.metrics, self._fleet.locate)
+        self.history = self._make_history()
+        self.generator = Generator(
+            registry.ready_workers, self.metrics, self._fleet.locate, self.history
+        )
         reasons = self.generator.routing.reasons
         self.metrics.registry.register(self._fleet.collector(reasons))
         self.sessions = Sessions(
@@ -192,6 +196,12 @@ class Gateway:
             sharing = asyncio.create_task(self._policies.share(self._served))
             self._tasks = [task for task in self._tasks if not task.done()] + [sharing]
         self.sessions.take_up()
+
+    def _make_history(self) -> RequestHistory | None:
+        """None where none is to be kept."""
+        if self.config.no_request_history:
+            return None
+        return RequestHistory(lambda: self.registry.card, lambda: self._fleet.shared_prefixes)
 
     def _read_workers(self) -> list[WorkerReading]:
         ready = {worker.worker_id for worker in self.registry.ready_workers()}

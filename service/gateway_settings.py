@@ -138,6 +138,15 @@ GATEWAY_SETTINGS = (
         is_flag=True,
     ),
     Setting(
+        "no_request_history",
+        kinds.boolean,
+        False,
+        "Keep no hashes of recent prompts, which headstart simulate and the dashboard read.",
+        _GATEWAY,
+        "",
+        is_flag=True,
+    ),
+    Setting(
         "worker",
         kinds.endpoint,
         (),

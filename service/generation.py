@@ -22,6 +22,7 @@ from service.answer_text import AnswerText, TextEvent
 from service.errors import Unavailable, error_from_worker
 from service.metrics import GatewayMetrics, RequestRecorder
 from service.request_gate import Ticket
+from service.request_history import RequestHistory, ServedRequest
 from service.router import Affinity
 from service.routing import LocatePrefix, Routing
 from service.workers.base import RequestStream, Worker
@@ -99,15 +100,18 @@ class OutcomeKeeper(Protocol):
 
 
 class Generator:
-    """``workers`` gives those that take requests now, ``locate`` tells which hold a prompt."""
+    """``workers`` gives those that take requests now, ``locate`` tells which hold a prompt,
+    ``history`` is told what became of requests, once each has ended."""
 
     def __init__(
         self,
         workers: Callable[[], Sequence[Worker]],
         metrics: GatewayMetrics,
         locate: LocatePrefix | None = None,
+        history: RequestHistory | None = None,
     ) -> None:
         self._metrics = metrics
+        self._history = history
         self.routing = Routing(workers, locate)
 
     async def events(
@@ -143,6 +147,8 @@ class Generator:
             num_computed = answer.num_computed_of(len(request.prompt_token_ids))
             ticket.used(num_computed, answer.num_output_tokens)
             ticket.close()
+            if self._history is not None and request.is_first_sample and answer.is_admitted:
+                self._history.add(_served_request(request, answer))
             _log.info(
                 "request %s ended: %s, prompt_tokens=%d cached_tokens=%d output_tokens=%d ttft=%s",
                 request.request_id,
@@ -230,6 +236,24 @@ def _add_request(request: GenerationRequest) -> AddRequest:
         priority=request.priority,
         retention_s=request.retention_s,
         tenant=request.tenant,
+    )
+
+
+def _served_request(request: GenerationRequest, answer: AnswerText) -> ServedRequest:
+    prompt_ids = request.prompt_token_ids
+    answer_ids = np.asarray(answer.computed_token_ids, dtype=np.int32)
+    num_below = answer.num_host_tokens + answer.num_disk_tokens
+    return ServedRequest(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        session=request.affinity.key,
+        cache_salt=request.cache_salt,
+        token_ids=np.concatenate((prompt_ids, answer_ids)),
+        num_prompt_tokens=len(prompt_ids),
+        num_output_tokens=answer.num_output_tokens,
+        num_device_tokens=answer.num_cached_tokens - num_below,
+        num_host_tokens=answer.num_host_tokens,
+        num_disk_tokens=answer.num_disk_tokens,
     )
 
 

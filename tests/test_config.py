@@ -46,7 +46,7 @@ def refusal(command: str, arguments: dict[str, Any], environ: dict[str, str] = N
 
 
 def test_the_table_is_small_and_unambiguous() -> None:
-    assert len(SETTINGS) <= 50
+    assert len(SETTINGS) <= 56
     assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
     for command in ("serve", "gateway", "worker", "chat"):
         flags = [setting.flag for setting in settings_of(command)]
@@ -144,6 +144,7 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "session_ttl": "3600",
         "session_idle_timeout": "5",
         "no_store": True,
+        "no_request_history": True,
         "worker": ["tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"],
         "link_secret_file": str(secret),
         "redis_url": "redis://:hidden@host",
@@ -169,6 +170,7 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "session_ttl": 3600.0,
         "session_idle_timeout": 5.0,
         "no_store": True,
+        "no_request_history": True,
         "workers": ("tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"),
         "finds_workers": False,
         "link_secret_file": str(secret),

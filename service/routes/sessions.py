@@ -160,7 +160,10 @@ async def delete_session(request: Request, session_id: str) -> Response:
 @needs_store
 async def delete_tenant_data(request: Request) -> Response:
     """All sessions of the caller's tenant, and what is stored for them alone."""
-    num_deleted = await gateway_of(request).sessions.delete_all(tenant_of(request))
+    gateway = gateway_of(request)
+    num_deleted = await gateway.sessions.delete_all(tenant_of(request))
+    if gateway.history is not None:
+        gateway.history.forget(tenant_in(request).charged_as)
     return _json(DataDeleted(num_deleted))
 
 
