@@ -17,6 +17,7 @@ from cache_store.metadata.base import MetadataStore
 from model_worker.protocol import ModelCard
 from service import tokenizer
 from service.config import GatewayConfig
+from service.diagnostics.diagnostics import Diagnostics
 from service.errors import ModelNotFound, Unavailable
 from service.fleet import Fleet
 from service.generation import Generator
@@ -64,6 +65,7 @@ class Gateway:
         self.gate = RequestGate(config.max_queue)
         self.metrics = GatewayMetrics(self._read_workers, self._read_queue)
         self.metrics.registry.register(MetadataCollector(lambda: metadata.stats))
+        self.diagnostics = Diagnostics(self.metrics.clock)
         self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self.grammar_checks = GrammarChecks(self._threads)
         self._fleet = Fleet(config, registry, metadata, self._threads)
@@ -81,6 +83,7 @@ class Gateway:
             lambda: registry.workers,
             self.tenants,
             time.time,
+            self.diagnostics.forget,
         )
         self.responses = StoredResponses(self.sessions)
         self._served: ServedModel | None = None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from model_worker.protocol import AddRequest, FinishReason, RequestOutput, SamplingParams
 from service.answer_text import AnswerText, TextEvent
+from service.diagnostics.trace import RequestTrace
 from service.errors import Unavailable, error_from_worker
 from service.metrics import GatewayMetrics, RequestRecorder
 from service.request_gate import Ticket
@@ -72,6 +73,7 @@ class GenerationRequest:
     placement: Placement = field(default_factory=Placement)
     is_first_sample: bool = True  # of its prompt: the others are no look-ups of their own
     keeper: OutcomeKeeper | None = None
+    trace: RequestTrace = field(default_factory=RequestTrace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,7 @@ class Generator:
             raise
         finally:
             recorder.end(outcome)
+            request.trace.ended(outcome, recorder.first_text_s, answer.output_token_ids)
             num_computed = answer.num_computed_of(len(request.prompt_token_ids))
             ticket.used(num_computed, answer.num_output_tokens)
             ticket.close()
@@ -172,6 +175,7 @@ class Generator:
             )
         )
         self.routing.sent(worker.worker_id)
+        request.trace.sent(worker.worker_id, worker.epoch)
         submitted_at = self._metrics.clock()
         stream = worker.submit(_add_request(request))
         is_kept = False
@@ -181,6 +185,7 @@ class Generator:
                 if output.num_cached_tokens is not None:
                     waited = self._metrics.clock() - submitted_at
                     queue_s = waited if output.queue_s is None else output.queue_s
+                    request.trace.admitted(output, queue_s)
                     recorder.admitted(
                         output.num_cached_tokens,
                         queue_s,
@@ -191,6 +196,7 @@ class Generator:
                 event, num_tokens = answer.take(output)
                 if num_tokens:
                     ticket.started()
+                    request.trace.token(output.prefill_s)
                     recorder.tokens(num_tokens)
                 if event is None:
                     continue

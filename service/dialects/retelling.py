@@ -33,11 +33,12 @@ class Retelling:
         except InvalidRequest as error:
             if error.param is None:
                 raise
-            path = self._path(error.param)
+            path = self.path_of(error.param)
             message = error.message.replace(error.param, path, 1)
             raise type(error)(message, param=path, code=error.code) from None
 
-    def _path(self, path: str) -> str:
+    def path_of(self, path: str) -> str:
+        """What the client calls a path of the chat."""
         found = _MESSAGE.match(path)
         if found is not None and int(found[1]) < len(self.origins):
             return self.origins[int(found[1])]

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from model_worker.protocol import SamplingParams
 from service.answers import Answer, ChoiceSource
+from service.diagnostics.trace import RequestTrace, TracedPrompt
 from service.gateway import Gateway, gateway_of
 from service.generation import GenerationRequest, Placement
 from service.request_context import request_id_of
@@ -148,7 +149,12 @@ def _begun(request: Request, asked: Generation, prompts: Sequence[Prompt], place
         ChoiceSource(
             gateway.generator.events(
                 _generation_request(
-                    f"{request_id}-{index}", asked, sample, place.turn, ticket.tenant
+                    f"{request_id}-{index}",
+                    asked,
+                    sample,
+                    place.turn,
+                    ticket.tenant,
+                    _trace(request, asked, sample, place.turn, index),
                 ),
                 sample.prompt.decode or model.tokenizer.decode,
                 ticket,
@@ -190,8 +196,42 @@ class _Sample:
         return msgspec.structs.replace(params, seed=seed)
 
 
+def _trace(
+    request: Request, asked: Generation, sample: _Sample, turn: Turn | None, index: int
+) -> RequestTrace:
+    """The further samples of a prompt find what the first has computed, and are not listed."""
+    if sample.number:
+        return RequestTrace()
+    gateway, prompt, tenant = gateway_of(request), sample.prompt, tenant_in(request)
+    card = gateway.served_model().card
+    hex_id = request_id_of(request)
+    traced = TracedPrompt(
+        request_id=f"{hex_id}-{index}" if index else hex_id,
+        tenant=tenant.tenant_id,
+        session="" if asked.session is None else asked.session.session_id,
+        previous_id=asked.previous_id,
+        model=asked.body.model,
+        fingerprint=card.fingerprint,
+        block_size=card.block_size,
+        cache_salt=_cache_salt(asked, turn, tenant),
+        token_ids=prompt.token_ids,
+        source=prompt.source,
+        is_scored=prompt.sampling_params.num_prompt_logprobs is not None,
+    )
+    return gateway.diagnostics.begin(traced, asked.received_at)
+
+
+def _cache_salt(asked: Generation, turn: Turn | None, tenant: Tenant) -> str:
+    return tenant.namespace_salt(asked.body.cache_salt) if turn is None else turn.cache_salt
+
+
 def _generation_request(
-    request_id: str, asked: Generation, sample: _Sample, turn: Turn | None, tenant: Tenant
+    request_id: str,
+    asked: Generation,
+    sample: _Sample,
+    turn: Turn | None,
+    tenant: Tenant,
+    trace: RequestTrace,
 ) -> GenerationRequest:
     body, prompt = asked.body, sample.prompt
     priority = tenant.caps.priority(0) if turn is None else turn.priority
@@ -204,7 +244,7 @@ def _generation_request(
         received_at=asked.received_at,
         stop=body.stop_strings,
         tenant=tenant.charged_as,
-        cache_salt=tenant.namespace_salt(body.cache_salt) if turn is None else turn.cache_salt,
+        cache_salt=_cache_salt(asked, turn, tenant),
         is_continuation=prompt.is_continuation,
         priority=priority if body.priority is None else body.priority,
         retention_s=retention_s if body.retention is None else body.retention,
@@ -216,6 +256,7 @@ def _generation_request(
         placement=sample.placement,
         is_first_sample=sample.number == 0,
         keeper=turn,
+        trace=trace,
     )
 
 

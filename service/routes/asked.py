@@ -6,7 +6,7 @@ Owns the limits on choices. Knows nothing of how any of it is carried out.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from model_worker.protocol import SamplingParams
 from service.answers import BeforeEnd
 from service.deltas import MakeReader, PlainReader
+from service.diagnostics.trace import PromptSource
+from service.dialects.retelling import Retelling
 from service.errors import InvalidRequest
 from service.schemas.sampling import CommonFields
 from service.sessions.identity import SessionKey
 from service.sessions.turn import SessionBranch, Turn
 from service.shapes.base import MakeShape
 
-__all__ = ["MAX_CHOICES", "Generation", "MakePrompts", "Prompt"]
+__all__ = ["MAX_CHOICES", "Generation", "MakePrompts", "Prompt", "told_as"]
 
 MAX_CHOICES = 128
 
@@ -28,7 +30,8 @@ MAX_CHOICES = 128
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt, ready for a worker. ``prefix`` is text to put before its answer; ``reader``
-    makes what reads one; ``decode`` takes the place of the tokenizer's."""
+    makes what reads one; ``decode`` takes the place of the tokenizer's; ``source`` is what it was
+    written from."""
 
     token_ids: NDArray[np.int32]
     sampling_params: SamplingParams
@@ -36,6 +39,7 @@ class Prompt:
     is_continuation: bool = False
     reader: MakeReader = PlainReader
     decode: Callable[[Sequence[int]], str] | None = None
+    source: PromptSource = field(default_factory=PromptSource)
 
 
 MakePrompts = Callable[[Turn | None], Awaitable[Sequence[Prompt]]]
@@ -57,6 +61,7 @@ class Generation:
     worker_id: str = ""
     branch: SessionBranch | None = None  # what ``session``, which is new then, begins with
     before_end: BeforeEnd | None = None
+    previous_id: str = ""  # of the request that it says to go on from, where that is no session's
 
     def __post_init__(self) -> None:
         if self.num_choices > MAX_CHOICES:
@@ -73,3 +78,11 @@ class Generation:
     @property
     def num_choices(self) -> int:
         return self.num_prompts * self.body.n
+
+
+def told_as(prompts: Sequence[Prompt], retelling: Retelling) -> list[Prompt]:
+    """``prompts`` of a chat that a client has asked for in other words."""
+    return [
+        replace(prompt, source=replace(prompt.source, path_of=retelling.path_of))
+        for prompt in prompts
+    ]

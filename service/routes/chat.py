@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from service.answer_rules import chat_rules
 from service.conversation import Conversation, Ending
+from service.diagnostics.trace import PromptSource
 from service.gateway import Gateway, gateway_of
 from service.routes.answering import answer
 from service.routes.asked import Generation, Prompt
@@ -62,6 +63,7 @@ def chat_generation(
                 is_continuation=body.is_continued,
                 reader=rules.reader,
                 decode=rules.decode,
+                source=PromptSource(conversation),
             )
         ]
 

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.answer_rules import AnswerRules, plain_rules
+from service.diagnostics.trace import PromptSource
 from service.gateway import Gateway, gateway_of
 from service.routes.answering import answer
 from service.routes.asked import Generation, Prompt
@@ -48,7 +49,13 @@ def completion_generation(
 
     async def prompts(turn: Turn | None) -> list[Prompt]:
         rules = await plain_rules(body, gateway.grammar_checks, tenant)
-        return [await _prompt(model, body, given, turn, rules) for given in body.prompts]
+        is_one = len(body.prompts) == 1
+        return [
+            await _prompt(
+                model, body, given, turn, rules, "prompt" if is_one else f"prompt[{index}]"
+            )
+            for index, given in enumerate(body.prompts)
+        ]
 
     return Generation(
         body=body,
@@ -74,6 +81,7 @@ async def _prompt(
     given: str | list[int],
     turn: Turn | None,
     rules: AnswerRules,
+    name: str,
 ) -> Prompt:
     if isinstance(given, str):
         add_special_tokens = body.add_special_tokens
@@ -86,4 +94,5 @@ async def _prompt(
     if body.echo:
         prefix = given if isinstance(given, str) else model.tokenizer.decode(given)
     params = msgspec.structs.replace(params, grammar=rules.grammar)
-    return Prompt(token_ids, params, prefix=prefix, is_continuation=True)
+    source = PromptSource(field=name)
+    return Prompt(token_ids, params, prefix=prefix, is_continuation=True, source=source)

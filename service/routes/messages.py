@@ -11,7 +11,7 @@ from starlette.responses import Response
 from service.dialects.messages import Chat, Marks, chat_of
 from service.gateway import Gateway, gateway_of
 from service.routes.answering import answer
-from service.routes.asked import Generation, Prompt
+from service.routes.asked import Generation, Prompt, told_as
 from service.routes.chat import chat_generation, conversation_of
 from service.schemas import bodies
 from service.schemas.message_bodies import TokenCount
@@ -74,7 +74,7 @@ def messages_generation(
 
     async def prompts(turn: Turn | None) -> Sequence[Prompt]:
         with chat.retelling.of_refusals():
-            made = await asked.prompts(turn)
+            made = told_as(await asked.prompts(turn), chat.retelling)
         is_canonical = gateway.config.canonical_tools
         await _measure(prefixes, model, body, len(made[0].token_ids), is_canonical)
         return made

@@ -19,7 +19,7 @@ from service.errors import InvalidRequest, NotFound
 from service.gateway import Gateway, gateway_of
 from service.request_context import request_id_of
 from service.routes.answering import answer
-from service.routes.asked import Generation, Prompt
+from service.routes.asked import Generation, Prompt, told_as
 from service.routes.chat import chat_generation
 from service.routes.needing_store import needs_store
 from service.schemas import bodies
@@ -143,7 +143,7 @@ class _Exchange:
 
         async def prompts(turn: Turn | None) -> Sequence[Prompt]:
             with chat.retelling.of_refusals():
-                return await asked.prompts(turn)
+                return told_as(await asked.prompts(turn), chat.retelling)
 
         def shape(identity: AnswerIdentity) -> ResponsesShape:
             is_stored = self._branch.is_kept
@@ -156,6 +156,7 @@ class _Exchange:
             shape=shape,
             id_prefix="resp",
             branch=self._branch if has_session else None,
+            previous_id=(body.previous_response_id or "").removeprefix("resp_"),
             before_end=self._keep if self._branch.is_kept else None,
         )
 

@@ -34,10 +34,15 @@ from service.schemas.session import (
 )
 from service.security import read_body
 from service.sessions.history import History
-from service.sessions.identity import SessionKey, check_session_id, named_session, tenant_of
+from service.sessions.identity import (
+    SessionKey,
+    check_session_id,
+    is_response_session,
+    named_session,
+    tenant_of,
+)
 from service.sessions.records import ends_at, key_of
 from service.sessions.sessions import SessionSettings
-from service.sessions.stored_responses import is_response_session
 from service.sessions.turn import ModelView
 from service.tenants.tenant import tenant_in
 

@@ -15,13 +15,16 @@ from service.tenants.tenant import tenant_in
 
 __all__ = [
     "HEADER",
+    "RESPONSE_PREFIX",
     "SessionKey",
     "check_session_id",
+    "is_response_session",
     "named_session",
     "tenant_of",
 ]
 
 HEADER = "X-Session-ID"
+RESPONSE_PREFIX = "~"  # of stored responses' sessions: no id that a client gives begins with it
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}")
 
 
@@ -40,6 +43,11 @@ def check_session_id(given: str, param: str = "session_id") -> str:
             param=param,
         )
     return given
+
+
+def is_response_session(session_id: str) -> bool:
+    """Whether it is no conversation that a client has named."""
+    return session_id.startswith(RESPONSE_PREFIX)
 
 
 def named_session(request: Request, body_field: str | None) -> SessionKey | None:

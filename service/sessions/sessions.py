@@ -46,7 +46,8 @@ class SessionSettings:
 
 class Sessions:
     """``store`` is started before and closed after. ``workers`` gives all that are known.
-    ``clock`` gives seconds since 1970."""
+    ``clock`` gives seconds since 1970. ``on_deleted`` is told the tenant and the id of a session
+    that is deleted, None for all of the tenant's."""
 
     def __init__(
         self,
@@ -56,7 +57,9 @@ class Sessions:
         workers: Callable[[], Sequence[Worker]],
         tenants: TenantDirectory,
         clock: Callable[[], float],
+        on_deleted: Callable[[str, str | None], None] = lambda tenant, session_id: None,
     ) -> None:
+        self._on_deleted = on_deleted
         self._limits = limits
         self._metrics = metrics
         self._tenants = tenants
@@ -223,6 +226,7 @@ class Sessions:
     async def delete(self, key: SessionKey) -> bool:
         """Whether there was one. What workers hold for it alone is removed soon after; a request
         under way is answered, and not remembered."""
+        self._on_deleted(key.tenant, key.session_id)
         turns = tuple(self._turns.get(key, ()))
         for turn in turns:
             turn.forget()
@@ -239,6 +243,7 @@ class Sessions:
             for key in keys:
                 num_deleted += await self.delete(key)
             if is_last:
+                self._on_deleted(tenant, None)
                 return num_deleted
             page, cursor = await self.records.page(tenant, cursor, 200, has_ended=True)
             keys, is_last = [key_of(record) for record in page], not cursor

@@ -15,13 +15,12 @@ import msgspec
 
 from cache_store.metadata.base import MetadataError, SessionRecord
 from service.sessions.history import History
-from service.sessions.identity import SessionKey
+from service.sessions.identity import RESPONSE_PREFIX, SessionKey
 from service.sessions.sessions import Sessions
 from service.sessions.turn import ModelView, SessionBranch
 
-__all__ = ["FoundResponse", "StoredResponse", "StoredResponses", "is_response_session"]
+__all__ = ["FoundResponse", "StoredResponse", "StoredResponses"]
 
-_PREFIX = "~"  # no id that a client gives begins with it
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 _log = logging.getLogger("headstart.sessions")
 
@@ -41,10 +40,6 @@ class FoundResponse:
     stored: StoredResponse
 
 
-def is_response_session(session_id: str) -> bool:
-    return session_id.startswith(_PREFIX)
-
-
 class StoredResponses:
     """All methods but :meth:`keep` raise MetadataError while the store does not answer."""
 
@@ -53,7 +48,7 @@ class StoredResponses:
 
     @staticmethod
     def key(tenant: str, response_id: str) -> SessionKey:
-        return SessionKey(tenant, _PREFIX + response_id)
+        return SessionKey(tenant, RESPONSE_PREFIX + response_id)
 
     async def find(self, tenant: str, response_id: str) -> FoundResponse | None:
         """None for one that is unknown, over, deleted, or not at its end."""
