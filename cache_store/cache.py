@@ -44,8 +44,9 @@ class Lease:
     ``is_loading`` nothing of the table may be read or written, and if then ``has_failed`` the lease
     is good for nothing but its release.
 
-    ``block_hashes`` is the scheduler's to set: those of the first blocks of the tokens that it will
-    commit, if it has them; the cache computes the others.
+    Two fields are the scheduler's to set. ``block_hashes`` are those of the first blocks of the
+    tokens that it will commit, if it has them; the cache computes the others. For
+    ``num_room_tokens`` it has blocks, so that it asks for more once per block and not at each step.
     """
 
     namespace: Namespace
@@ -56,6 +57,7 @@ class Lease:
     pending_copy: RowCopy | None = None
     loading: list[TransferJob] = field(default_factory=list)
     block_hashes: BlockHashes = NO_HASHES
+    num_room_tokens: int = 0
 
     # Asked of every request at every step, and hardly one has ever loaded anything.
 

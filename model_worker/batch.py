@@ -2,7 +2,8 @@
 
 Owns the description only: which request advances by how many tokens, which guesses of the tokens
 after them are verified on the way, and which rows are copied first. Knows nothing of tensors.
-Per request and step there are msgspec structs, which cost a fifth of frozen dataclasses.
+Per request and step there are msgspec structs, which cost a fifth of frozen dataclasses; the
+garbage collector need not look at them, since nothing that they refer to refers back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from model_worker.protocol import TokenLogprobs
 from model_worker.request import NO_POSITIONS, Request, RequestStatus
 
 
-class ScheduledRequest(msgspec.Struct, frozen=True):
+class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     """``num_scheduled_tokens`` rows from position ``start`` on: the request's own tokens, and after
     its last one ``draft_token_ids``, guesses of what comes next.
 
@@ -56,7 +57,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
             start == request.num_tokens,
             draft_token_ids,
             reaches_end and start + num_tokens + 1 < request.max_num_tokens,
-            request.scored_by(start, num_tokens),
+            request.scored_by(start, num_tokens) if request.num_unscored_tokens else NO_POSITIONS,
         )
 
     @property

@@ -49,12 +49,15 @@ class DraftAccount:
 
     def __init__(self) -> None:
         self._balance = 0.0
+        self.rests_until = -GRACE / LOSS_SHARE  # output tokens: up to so many there is no credit
 
     def spend(self, cost: float) -> None:
         self._balance -= cost
+        self.rests_until = -(self._balance + GRACE) / LOSS_SHARE
 
     def earn(self, num_accepted: int) -> None:
         self._balance = min(self._balance + num_accepted, MAX_BALANCE)
+        self.rests_until = -(self._balance + GRACE) / LOSS_SHARE
 
     def credit(self, num_output_tokens: int) -> float:
         """What may be spent on drafts that all turn out wrong."""

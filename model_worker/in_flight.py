@@ -33,7 +33,7 @@ class InFlight:
         self._batches.append(batch)
         for item in batch.scheduled:
             request = item.request
-            request.num_in_flight_tokens += item.num_own_tokens
+            request.num_in_flight_tokens += item.num_scheduled_tokens - len(item.draft_token_ids)
             if item.goes_on:
                 request.num_placeholders += 1
 
@@ -42,7 +42,7 @@ class InFlight:
         assert oldest is batch, "steps end in the order of their launch"
         for item in batch.scheduled:
             request = item.request
-            request.num_in_flight_tokens -= item.num_own_tokens
+            request.num_in_flight_tokens -= item.num_scheduled_tokens - len(item.draft_token_ids)
             if item.goes_on:
                 request.num_placeholders -= 1
 

@@ -51,7 +51,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[float, ...]
 
 
-class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one step did for one request. The last one of a request has a finish_reason.
 
     ``token_ids`` include the token that ended the request, end-of-sequence or another stop token,

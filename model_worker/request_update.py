@@ -13,7 +13,7 @@ from model_worker.protocol import FinishReason
 from model_worker.request import Request
 
 
-class RequestUpdate(msgspec.Struct, frozen=True):
+class RequestUpdate(msgspec.Struct, frozen=True, gc=False):
     """What one step did for one request; ``token_ids`` are its new ones."""
 
     request: Request

@@ -30,7 +30,7 @@ from model_worker.fair_queue import FairQueue
 from model_worker.in_flight import InFlight
 from model_worker.pacer import PrefillPacer
 from model_worker.protocol import FinishReason
-from model_worker.request import Request, RequestStatus
+from model_worker.request import NO_POSITIONS, Request, RequestStatus
 from model_worker.request_integrity import check_queues
 from model_worker.request_update import RequestUpdate, SchedulerCounters
 from model_worker.score_room import ScoreRoom
@@ -100,14 +100,12 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         """The next step, of which ``update`` or ``discard`` is told in the end; at most one other
-        may be in flight. Empty when nothing can run now: the result of the step in flight has to be
-        known first, all that is left waits for transfers, or nothing runs and nothing waiting can
-        be admitted."""
+        may be in flight. Empty when nothing can run now: the step in flight must be done first, all
+        that is left waits for transfers, or nothing runs and nothing waiting can be admitted."""
         if self._in_flight and self._in_flight.is_awaited(self._speculator):
             return NOTHING
         self._score_room.begin()
-        num_decode = self._look_over_running()
-        preemptions = self.counters.preemptions
+        num_decode, preemptions = self._look_over_running(), self.counters.preemptions
         scheduled: list[ScheduledRequest] = []
         self._lacks_place = is_blocked = False
         budget = self._pacer.prefill_budget(num_decode)
@@ -146,9 +144,9 @@ class Scheduler:
         for request in tuple(self._running):
             lease = request.lease
             assert lease is not None
-            if lease.has_failed:
+            if lease.loading and lease.has_failed:
                 self._requeue(request)
-            elif request.num_uncomputed_tokens == 1 and not lease.is_loading:
+            elif request.num_uncomputed_tokens == 1 and not (lease.loading and lease.is_loading):
                 num_decode += 1
         return num_decode
 
@@ -161,13 +159,16 @@ class Scheduler:
         for request in tuple(running):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted by an older one a moment ago
-            if not request.is_loaded:
+            lease = request.lease
+            assert lease is not None
+            if lease.loading and lease.is_loading:
                 continue
             num_left = request.num_uncomputed_tokens
             count = 1 if num_left == 1 else self._score_room.take(request, min(num_left, budget))
             if count == 0:
                 continue
-            if not self._make_room(request, request.num_launched_tokens + count):
+            stop = request.num_launched_tokens + count
+            if stop > lease.num_room_tokens and not self._make_room(request, lease, stop):
                 if self._in_flight:
                     return None
                 continue
@@ -178,11 +179,10 @@ class Scheduler:
             scheduled[:] = still_running(scheduled)
         return budget
 
-    def _make_room(self, request: Request, num_tokens: int) -> bool:
+    def _make_room(self, request: Request, lease: Lease, num_tokens: int) -> bool:
         """Blocks for ``num_tokens``, at the youngest's cost; False if that was ``request``, or if
         blocks are about to become free, for which it waits."""
-        assert request.lease is not None
-        while not self._cache.allocate(request.lease, num_tokens):
+        while not self._cache.allocate(lease, num_tokens):
             if self._cache.is_room_coming or self._in_flight:
                 return False
             victim = self.fair.victim(self._running)
@@ -191,6 +191,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is request:
                 return False
+        lease.num_room_tokens = len(lease.block_ids) * self._block_size
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -286,7 +287,7 @@ class Scheduler:
         indeed: who has a row in the step behind keeps its blocks."""
         self._in_flight.end(batch)
         return [
-            None if self._has_left(item) else self._update(item, token_ids)
+            self._update(item, token_ids)
             for item, token_ids in zip(batch.scheduled, result.token_ids, strict=True)
         ]
 
@@ -297,22 +298,23 @@ class Scheduler:
             if item.request.status is RequestStatus.FINISHED:
                 self._let_go(item.request)
 
-    def _has_left(self, item: ScheduledRequest) -> bool:
-        """Whether its request ended before the step did. What that drew is nobody's, but what it
-        computed of an aborted prompt stays: of anything else, there is just the last token."""
+    def _take_leave(self, item: ScheduledRequest) -> None:
+        """Its request ended before the step did. What that drew is nobody's, but what it computed
+        of an aborted prompt stays: of anything else, there is just the last token."""
         request = item.request
-        if request.status is not RequestStatus.FINISHED:
-            return False
-        num_computed = min(item.own_stop, request.num_tokens - 1)
-        self._commit(request, max(0, num_computed - request.num_computed_tokens))
+        stop = min(item.own_stop, request.num_tokens - 1)
+        self._commit(request, max(0, stop - request.num_computed_tokens))
         self._let_go(request)
-        return True
 
-    def _update(self, item: ScheduledRequest, token_ids: tuple[int, ...]) -> RequestUpdate:
+    def _update(self, item: ScheduledRequest, token_ids: tuple[int, ...]) -> RequestUpdate | None:
         request = item.request
+        if request.status is RequestStatus.FINISHED:
+            self._take_leave(item)
+            return None
         is_first_admission = not request.is_admission_reported
         request.is_admission_reported = True
-        request.has_scored(item.scored)
+        if item.scored is not NO_POSITIONS:
+            request.has_scored(item.scored)
         if token_ids and request.num_tokens >= request.max_num_tokens:
             # Nothing was to be generated: the prompt's KV is all that was asked for.
             self._commit(request, item.num_own_tokens)
@@ -322,12 +324,12 @@ class Scheduler:
         self.counters.generated_tokens += len(taken)
         # The last token's KV is not computed, or, where it was a draft, not counted: an answer
         # leaves the same behind with drafts and without.
-        num_right = max(len(taken) - 1, 0)
-        self._commit(request, item.num_own_tokens + num_right)
+        self._commit(request, item.num_own_tokens + (len(taken) - 1 if taken else 0))
         if item.draft_token_ids:
             self._verified(item, min(len(taken), len(token_ids) - 1))
-        if reason is not None:
-            self._finish(request)
+        if reason is None:
+            return RequestUpdate(request, taken, is_first_admission)
+        self._finish(request)
         stop_token_id = self._endings.stop_token_id(request, taken, reason)
         return RequestUpdate(request, taken, is_first_admission, reason, stop_token_id)
 
@@ -345,8 +347,8 @@ class Scheduler:
             self._cache.copied(lease)
         before = request.num_computed_tokens
         request.num_computed_tokens = before + num_new
-        prompt_left = max(request.num_prompt_tokens - before, 0)
-        self.counters.prompt_tokens_computed += min(num_new, prompt_left)
+        if before < request.num_prompt_tokens:
+            self.counters.prompt_tokens_computed += min(num_new, request.num_prompt_tokens - before)
         if request.num_computed_tokens // self._block_size > before // self._block_size:
             self._cache.commit(lease, request.token_ids, request.num_computed_tokens)
             if self._coalescer is not None:

@@ -171,9 +171,12 @@ class AdaptiveSpeculator:
         searched: list[_Guesses] = []
         found: dict[int, list[Draft]] = {}
         for index, request in requests.items():
+            guesses = self._guesses.get(request) or self._begin(request)
+            # Most of many requests rest: to them this is all that speculation costs.
+            if request.num_output_tokens <= guesses.account.rests_until:
+                continue
             limit = min(max_num_drafts(request), plan.num_left, MAX_DRAFT_TOKENS)
-            guesses = self._guesses_of(request)
-            if limit <= 0 or guesses.account.credit(request.num_output_tokens) <= 0.0:
+            if limit <= 0:
                 continue
             searched.append(guesses)
             if drafts := list(guesses.finder.find(request, limit)):
@@ -198,10 +201,8 @@ class AdaptiveSpeculator:
     def forget(self, request: Request) -> None:
         self._guesses.pop(request, None)
 
-    def _guesses_of(self, request: Request) -> _Guesses:
-        guesses = self._guesses.get(request)
-        if guesses is None:
-            guesses = self._guesses[request] = _Guesses(DraftFinder(self._cache))
+    def _begin(self, request: Request) -> _Guesses:
+        guesses = self._guesses[request] = _Guesses(DraftFinder(self._cache))
         return guesses
 
     def _choose(

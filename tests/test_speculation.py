@@ -199,14 +199,15 @@ def test_the_search_is_paid_for_too() -> None:
     request = make_request([1, 2, 3, 4, 5], max_tokens=4000)
     item = running(cache, request)
     searches = 0
-    find = speculator._guesses_of(request).finder.find
+    guesses = speculator._begin(request)
+    find = guesses.finder.find
 
     def counting(*arguments: object) -> object:
         nonlocal searches
         searches += 1
         return find(*arguments)  # type: ignore[arg-type]
 
-    speculator._guesses_of(request).finder.find = counting  # type: ignore[assignment, method-assign]
+    guesses.finder.find = counting  # type: ignore[assignment, method-assign]
     for token in range(400):
         speculator.propose([item], 50)
         say(request, 100 + token)
