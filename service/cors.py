@@ -19,7 +19,8 @@ _LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _HEADERS = "Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Session-ID"
 _EXPOSED = (
-    "X-Request-Id, X-Session-History, Retry-After, "
+    "X-Request-Id, request-id, X-Session-History, X-Headstart-Worker, "
+    "X-Headstart-Cached-Tokens, Retry-After, "
     "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )

@@ -116,6 +116,9 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
             "priority": "-10 to 10, of its cached blocks; default 0",
             "retention": "seconds that its cached blocks count as used later; default 0",
             "prompt_cache_key": "requests of one key go to one worker while loads are equal",
+            "prompt_cache_options": "ttl (30m, say) is a retention; mode: all of a prompt is "
+            "kept in either",
+            "prompt_cache_retention": "24h is a retention of a day; in_memory asks for none",
             "response_format": "text, json_object or json_schema, which the answer then keeps to",
             "structured_outputs": "one of json, json_object, regex, choice, grammar (Lark)",
             "guided_json": "as structured_outputs.json",
@@ -161,7 +164,6 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
             "metadata": "a label of the caller's",
             "store": "nothing is stored either way",
             "service_tier": "there is one tier",
-            "prompt_cache_retention": "see retention",
             "safety_identifier": "a label of the caller's",
         },
     ),

@@ -14,6 +14,7 @@ from typing import Any
 from service.dialects.retelling import Retelling
 from service.request_fields import Endpoint, keep_acting
 from service.schemas.chat import ChatRequest, chat_request
+from service.schemas.prompt_cache import longest_ttl
 from service.schemas.responses import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -63,6 +64,7 @@ def chat_of_response(request: ResponsesRequest, earlier: Sequence[Item]) -> Resp
         "priority": request.priority,
         "retention": request.retention,
         "prompt_cache_key": request.prompt_cache_key,
+        "prompt_cache_retention": request.prompt_cache_retention,
         "add_generation_prompt": True,  # an answer at the end of the input is an earlier one
         **dict(_optional(request)),
     }
@@ -98,6 +100,8 @@ def _optional(request: ResponsesRequest) -> Iterator[tuple[str, Any]]:
         if form.description is not None:
             schema["description"] = form.description
         yield "response_format", {"type": "json_schema", "json_schema": schema}
+    if (ttl := longest_ttl(request.prompt_cache_options, request.cache_breakpoints)) is not None:
+        yield "prompt_cache_options", {"ttl": ttl}
     if request.has_logprobs:
         yield "logprobs", True
         yield "top_logprobs", request.top_logprobs

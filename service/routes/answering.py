@@ -235,7 +235,9 @@ def _generation_request(
 ) -> GenerationRequest:
     body, prompt = asked.body, sample.prompt
     priority = tenant.caps.priority(0) if turn is None else turn.priority
-    retention_s = 0.0 if turn is None else turn.retention_s
+    retention_s = body.retention_s(tenant.caps.max_retention)
+    if retention_s is None:
+        retention_s = 0.0 if turn is None else turn.retention_s
     key = body.prompt_cache_key or ""
     return GenerationRequest(
         request_id=request_id,
@@ -247,7 +249,7 @@ def _generation_request(
         cache_salt=_cache_salt(asked, turn, tenant),
         is_continuation=prompt.is_continuation,
         priority=priority if body.priority is None else body.priority,
-        retention_s=retention_s if body.retention is None else body.retention,
+        retention_s=retention_s,
         affinity=(
             Affinity(asked.worker_id, key)
             if turn is None

@@ -13,6 +13,7 @@ import msgspec
 from service.errors import InvalidRequest
 from service.request_fields import Endpoint, keep_acting
 from service.schemas.parsing import convert, parse_object
+from service.schemas.prompt_cache import PromptCacheBreakpoint
 from service.schemas.sampling import CommonFields, NumLogprobs
 from service.schemas.tools import Calling, Tool, calling_of, check_tools
 
@@ -37,6 +38,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str
     text: str
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 Content = str | list[TextPart] | None
@@ -106,6 +108,16 @@ class ChatRequest(CommonFields, frozen=True, kw_only=True, forbid_unknown_fields
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = None
+
+    @property
+    def cache_breakpoints(self) -> list[PromptCacheBreakpoint]:
+        return [
+            part.prompt_cache_breakpoint
+            for message in self.messages
+            if isinstance(message.content, list)
+            for part in message.content
+            if part.prompt_cache_breakpoint is not None
+        ]
 
     @property
     def num_logprobs(self) -> int | None:

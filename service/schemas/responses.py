@@ -15,6 +15,11 @@ from service.dialects.response_fields import RESPONSE_FIELDS
 from service.errors import InvalidRequest
 from service.request_fields import FieldTable
 from service.schemas.parsing import convert, parse_object
+from service.schemas.prompt_cache import (
+    PromptCacheBreakpoint,
+    PromptCacheOptions,
+    PromptCacheRetention,
+)
 from service.schemas.sampling import Priority, Retention
 
 __all__ = [
@@ -48,8 +53,11 @@ _Key = Annotated[str, msgspec.Meta(max_length=64)]
 _Value = Annotated[str, msgspec.Meta(max_length=512)]
 
 
-class InputTextPart(msgspec.Struct, frozen=True, tag="input_text", forbid_unknown_fields=True):
+class InputTextPart(
+    msgspec.Struct, frozen=True, tag="input_text", forbid_unknown_fields=True, omit_defaults=True
+):
     text: str
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class OutputTextPart(msgspec.Struct, frozen=True, tag="output_text", forbid_unknown_fields=True):
@@ -150,6 +158,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     priority: Priority | None = None
     retention: Retention | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: PromptCacheRetention | None = None
     top_k: int = 0
     seed: int | None = None
     ignore_eos: bool = False
@@ -159,6 +169,17 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if isinstance(self.input, str):
             return (MessageItem(role="user", content=[InputTextPart(self.input)]),)
         return self.input
+
+    @property
+    def cache_breakpoints(self) -> list[PromptCacheBreakpoint]:
+        """Those that parts of the input bear."""
+        return [
+            part.prompt_cache_breakpoint
+            for item in self.items
+            if isinstance(item, MessageItem) and not isinstance(item.content, str)
+            for part in item.content
+            if isinstance(part, InputTextPart) and part.prompt_cache_breakpoint is not None
+        ]
 
     @property
     def has_logprobs(self) -> bool:

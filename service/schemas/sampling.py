@@ -12,6 +12,13 @@ import msgspec
 
 from model_worker.protocol import SamplingParams
 from service.errors import InvalidRequest
+from service.schemas.prompt_cache import (
+    PromptCacheBreakpoint,
+    PromptCacheOptions,
+    PromptCacheRetention,
+    longest_ttl,
+    retention_of,
+)
 from service.schemas.structured import (
     AnswerFormat,
     ResponseFormat,
@@ -76,6 +83,8 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority: Priority | None = None
     retention: Retention | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: PromptCacheRetention | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
@@ -100,6 +109,16 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_salt(self.cache_salt)
         self._check_stop()
         _ = self.answer_format
+
+    @property
+    def cache_breakpoints(self) -> list[PromptCacheBreakpoint]:
+        """Those that parts of the prompt bear."""
+        return []
+
+    def retention_s(self, most: float | None) -> float | None:
+        """How long its blocks are to count as used later; see service.schemas.prompt_cache."""
+        ttl = longest_ttl(self.prompt_cache_options, self.cache_breakpoints)
+        return retention_of(self.retention, ttl, self.prompt_cache_retention, most)
 
     def _check_stop(self) -> None:
         stop = self.stop_strings
