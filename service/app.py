@@ -30,6 +30,7 @@ from service.routes import (
     completions,
     dashboard,
     health,
+    history,
     messages,
     metrics,
     models,
@@ -46,7 +47,7 @@ __all__ = ["create_app", "gateway_in", "uvicorn_config"]
 KEEPALIVE_SECONDS = 15.0
 # /dashboard/data stands before /dashboard/{name}.
 _ROUTES = (
-    *(chat, completions, messages, responses, models, tokenize, sessions, cache),
+    *(chat, completions, messages, responses, models, tokenize, sessions, cache, history),
     *(health, openapi, metrics, admin, dashboard),
 )
 

@@ -23,6 +23,7 @@ from service.fleet import Fleet
 from service.generation import Generator
 from service.metadata_metrics import MetadataCollector
 from service.metrics import GatewayMetrics
+from service.miss_ratio_curve import MissRatioCurve
 from service.request_gate import RequestGate
 from service.request_history import RequestHistory
 from service.served_model import ServedModel
@@ -71,6 +72,9 @@ class Gateway:
         self._fleet = Fleet(config, registry, metadata, self._threads)
         self._policies = WorkerPolicies(self.tenants, registry, self._fleet, self._threads)
         self.history = self._make_history()
+        self.miss_ratio = MissRatioCurve()  # stays empty without a history
+        if self.history is not None:
+            self.history.add_listener(self.miss_ratio.add)
         self.generator = Generator(
             registry.ready_workers, self.metrics, self._fleet.locate, self.history
         )

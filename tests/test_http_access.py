@@ -94,6 +94,9 @@ def test_operator_routes_need_an_admin_key(client: httpx.Client) -> None:
     assert client.post("/reset_prefix_cache", headers=admin).status_code == 200
     assert client.get("/dashboard/data").status_code == 401
     assert client.get("/dashboard/data", headers=user).status_code == 403
+    assert client.get("/v1/cache/history").status_code == 401
+    assert client.get("/v1/cache/history", headers=user).status_code == 403
+    assert client.get("/v1/cache/history", headers=admin).status_code == 200
     assert client.get("/dashboard/data", headers=admin).json()["ready"] is True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -180,3 +181,38 @@ def test_it_can_be_turned_off() -> None:
     with serving(say("x"), no_request_history=True) as served:
         ask(served, "Some words that nobody will keep.")
         assert served.gateway.history is None
+
+
+# ---------------------------------------------------------------- as lines
+
+
+def test_the_lines_are_a_trace_and_hold_no_hashes() -> None:
+    words = list(ids_of("The Danube, the Loire and the Vistula flow to three seas. " * 4))
+    answer = "Indeed they do, all of them."
+    with serving(say(answer)) as served, served.client() as client:
+        ask(served, words)
+        ask(served, [*words, *byte_ids_of(answer)], session_id="trip")
+        response = client.get("/v1/cache/history")
+        latest = client.get("/v1/cache/history?limit=1").text
+        for limit in ("0", "20001", "-1", "x", "1.0"):
+            assert client.get(f"/v1/cache/history?limit={limit}").status_code == 400
+        hashes = [name for row in served.gateway.history.records() for name in row.block_hashes]
+    assert response.headers["content-type"] == "application/x-ndjson"
+    first, second = (json.loads(line) for line in response.text.splitlines())
+    num_prompt, num_stored = len(words) // BLOCK_SIZE, (len(words) + len(answer)) // BLOCK_SIZE
+    assert first["hash_ids"] == list(range(num_prompt))
+    assert first["output_hash_ids"] == list(range(num_prompt, num_stored))
+    assert second["hash_ids"] == list(range(num_stored))
+    assert (first["timestamp"], first["input_length"]) == (0, len(words))
+    assert (first["session"], len(second["session"])) == ("", 16)
+    assert second["cached"]["device"] > 0 == second["cached"]["disk"]
+    assert not any(str(name) in response.text for name in hashes)
+    (only_line,) = latest.splitlines()
+    assert json.loads(only_line)["hash_ids"] == list(range(num_stored))
+
+
+def test_without_a_history_the_route_says_so() -> None:
+    with serving(say("x"), no_request_history=True) as served, served.client() as client:
+        response = client.get("/v1/cache/history")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "no_history"

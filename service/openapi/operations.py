@@ -27,6 +27,7 @@ from service.request_fields import REQUEST_FIELDS, Endpoint
 from service.schemas import bodies, operating, session
 from service.schemas.chat import ChatRequest
 from service.schemas.completion import CompletionRequest, PromptField
+from service.schemas.history import LINES, HistoryLimit, HistoryLine
 from service.schemas.message_bodies import ModelInfo, ModelPage
 from service.schemas.tokenize import CHAT_FIELDS, Detokenize, Detokenized, Tokenize, Tokenized
 
@@ -183,6 +184,15 @@ _CACHE = (
         parameters=(Parameter("running", "query", operating.Running, "goes before the body's"),),
         answers={200: Answer((operating.BlocksDropped,))},
         errors=frozenset({409, 503}),
+    ),
+    Operation(
+        method="get",
+        path="/v1/cache/history",
+        summary="The requests of late, as hashes: a trace, one line of JSON each",
+        access=Access.ADMIN,
+        parameters=(Parameter("limit", "query", HistoryLimit, "the latest ones; all without it"),),
+        answers={200: Answer((HistoryLine,), media_type=LINES)},
+        errors=frozenset({400, 404}),
     ),
 )
 
