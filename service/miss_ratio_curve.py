@@ -6,8 +6,8 @@ since a request of a session goes to the worker that has it. Only whole blocks c
 finds up to a block's tokens more of a prompt.
 
 So that old traffic is forgotten, a second sample takes the place of the first after ``window``
-requests. It has followed blocks for half a window before it begins to count, else it would take all
-that was used before for new. Knows nothing of HTTP and of the dashboard.
+requests. It follows blocks from half a window on, and counts from three quarters on: else it would
+take all that was used before for new. Knows nothing of HTTP and of the dashboard.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class MissRatioCurve:
             self._active, self._next = self._next, self._fresh()
         self._num_added += 1
         self._active.add(record)
-        self._next.add(record, is_counting=age >= self._window // 2)
+        if age >= self._window // 2:
+            self._next.add(record, is_counting=age >= self._window * 3 // 4)
 
     def hit_rate(self, num_blocks: float) -> float:
         """Of tokens, in a cache of so many blocks."""

@@ -163,15 +163,15 @@ def test_old_traffic_is_forgotten() -> None:
         curve.add(make_record(rng.integers(0, 2**64, 8, dtype=np.uint64)))
     report = curve.report(CARD, ())
     assert report.ideal_hit_rate == pytest.approx(0.0, abs=0.01)
-    assert report.num_requests == 150
+    assert report.num_requests == 125
 
 
 def test_what_was_used_before_the_window_is_not_taken_for_new() -> None:
     curve = MissRatioCurve(window=100)
     rng = np.random.default_rng(3)
-    pool = rng.integers(0, 2**64, (40, 8), dtype=np.uint64)
+    pool = rng.integers(0, 2**64, (25, 8), dtype=np.uint64)
     for number in range(201):  # the second sample has just taken over
-        curve.add(make_record(pool[number % 40]))
+        curve.add(make_record(pool[number % 25]))
     assert curve.report(CARD, ()).ideal_hit_rate == pytest.approx(128 / 136)
 
 
