@@ -14,6 +14,7 @@ from typing import Protocol
 
 from cache_store.block_hash import NO_HASHES, BlockHashes, Namespace
 from cache_store.events import CacheEvent
+from cache_store.ghosts import DepartedPrefix
 from cache_store.prefix_match import PrefixMatch
 from cache_store.shared_prefixes import Place
 from cache_store.stats import CacheStats
@@ -174,6 +175,11 @@ class Cache(Protocol):
         Of the lease's namespace, in whatever tier, and of several paths the most recently used
         one. Changes nothing. Cheap: the lock that a lease holds is where the search begins.
         """
+        ...
+
+    def departed(self, hashes: BlockHashes, first: int) -> DepartedPrefix | None:
+        """What was stored once of the blocks named ``hashes``, from ``first`` on, and why it went;
+        None where that block is not remembered. Changes nothing."""
         ...
 
     def reset(self) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from cache_store.block_hash import HASH_BYTES, NO_HASHES, BlockHashes, Namespace
 from cache_store.cache import Lease, PrefixReport
 from cache_store.events import CacheEvent
+from cache_store.ghosts import DepartedPrefix
 from cache_store.prefix_cache import PrefixCache
 from cache_store.prefix_match import PrefixMatch
 from cache_store.shared_prefixes import Place, SharedPrefixes
@@ -209,6 +210,9 @@ class DividedCache:
                 yield place.tail, place.num_head_tokens
 
     # ------------------------------------------------------------ handed on
+
+    def departed(self, hashes: BlockHashes, first: int) -> DepartedPrefix | None:
+        return self.inner.departed(hashes, first)
 
     def has_room(self, num_blocks: int, tenant: str, *, at_others_cost: bool) -> bool:
         return self.inner.has_room(num_blocks, tenant, at_others_cost=at_others_cost)

@@ -10,6 +10,7 @@ from cache_store.adaptive_queue import AdaptiveQueue
 from cache_store.block_pool import BlockPool
 from cache_store.events import Tier
 from cache_store.eviction import EvictionQueue
+from cache_store.ghosts import Cause
 from cache_store.radix_node import RadixNode
 from cache_store.radix_tree import RadixTree
 from cache_store.stats import TierCounters
@@ -62,7 +63,8 @@ class LeafEviction:
         """Evict what ``share`` has beyond its cap, as far as nobody holds it."""
         excess = share.num_over_cap(_DEVICE)
         if excess > 0:
-            self._counters.dropped += _evict_from(self._tree, share.queues[_DEVICE], excess)
+            with self._tree.residency.ghosts.because(Cause.TENANT_CAP):
+                self._counters.dropped += _evict_from(self._tree, share.queues[_DEVICE], excess)
             self._pool.free(self._tree.residency.take_given_up(_DEVICE))
 
     def _evict(self, num_blocks: int) -> list[int]:

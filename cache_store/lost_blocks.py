@@ -5,6 +5,7 @@ Owns the failed jobs until then. Knows nothing of why a load failed.
 
 from __future__ import annotations
 
+from cache_store.ghosts import Cause
 from cache_store.radix_tree import RadixTree
 from cache_store.transfer import TransferJob
 
@@ -23,7 +24,8 @@ class LostBlocks:
 
     def sweep(self) -> None:
         """Drop them, and all below them, as far as they are not locked."""
-        self._jobs = [job for job in self._jobs if self._is_held(job)]
+        with self._tree.residency.ghosts.because(Cause.LOST):
+            self._jobs = [job for job in self._jobs if self._is_held(job)]
 
     def _is_held(self, job: TransferJob) -> bool:
         """Drop what ``job`` has lost; whether some of it has to wait."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from cache_store.block import num_blocks_for
-from cache_store.block_hash import Namespace
+from cache_store.block_hash import BlockHashes, Namespace
 from cache_store.block_pool import BlockPool
 from cache_store.cache import Lease, PrefixReport
 from cache_store.events import CacheEvent
+from cache_store.ghosts import DepartedPrefix
 from cache_store.integrity import check_ownership
 from cache_store.prefix_match import PrefixMatch
 from cache_store.shared_prefixes import Place
@@ -88,6 +89,9 @@ class NullCache:
 
     def advance(self) -> None:
         pass
+
+    def departed(self, hashes: BlockHashes, first: int) -> DepartedPrefix | None:
+        return None
 
     def reset(self) -> int:
         return 0

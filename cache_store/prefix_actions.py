@@ -11,6 +11,7 @@ from dataclasses import replace
 from cache_store.block_hash import Namespace
 from cache_store.cache import PrefixReport
 from cache_store.events import Tier
+from cache_store.ghosts import Cause
 from cache_store.prefix_match import PrefixMatch
 from cache_store.radix_node import RadixNode, path_of
 from cache_store.radix_tree import RadixTree
@@ -21,18 +22,20 @@ from cache_store.token_bytes import TOKEN_BYTES, TokenIds, encode_tokens
 class PrefixActions:
     def __init__(self, tree: RadixTree, tiers: TierManager) -> None:
         self._tree = tree
+        self._ghosts = tree.residency.ghosts
         self._tiers = tiers
 
     def reset(self) -> int:
         """Drop all that is not locked, in all tiers; the number of blocks."""
         num_blocks = 0
         held: list[RadixNode] = list(self._tree.roots.values())
-        for node in held:  # grows while it is walked
-            for child in list(node.children or ()):
-                if child.lock_ref:
-                    held.append(child)
-                else:
-                    num_blocks += self._tree.drop(child)
+        with self._ghosts.because(Cause.RESET):
+            for node in held:  # grows while it is walked
+                for child in list(node.children or ()):
+                    if child.lock_ref:
+                        held.append(child)
+                    else:
+                        num_blocks += self._tree.drop(child)
         self._tiers.collect()
         return num_blocks
 
@@ -79,7 +82,8 @@ class PrefixActions:
         # short, or asked for again.
         is_whole = match.num_tokens == len(token_ids)
         own, num_left = self._own_nodes(match, keep_num_tokens, with_sequels=is_whole)
-        count = sum(self._tree.drop(node) for node in own)
+        with self._ghosts.because(Cause.DROPPED):
+            count = sum(self._tree.drop(node) for node in own)
         self._tiers.collect()
         return replace(_report(match), num_blocks_changed=count, num_blocks_left=num_left)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from cache_store.block import num_blocks_for
-from cache_store.block_hash import HASH_BYTES, Namespace
+from cache_store.block_hash import HASH_BYTES, BlockHashes, Namespace
 from cache_store.block_pool import BlockPool
 from cache_store.cache import Lease, PrefixReport, RowCopy
 from cache_store.continuation import find_continuation
 from cache_store.events import EVENT_CHUNK_TOKENS, CacheEvent, Tier
 from cache_store.eviction import EvictionPolicy
+from cache_store.ghosts import DepartedPrefix
 from cache_store.holding import Holding
 from cache_store.integrity import check_charges, check_ownership, check_tree
 from cache_store.load_planner import LoadPlan
@@ -200,6 +201,9 @@ class PrefixCache:
         holding = self._holding(lease)
         tail = token_ids[holding.num_shared * self._block_size :]
         return find_continuation(holding.node, tail, max_num_tokens, self._block_size)
+
+    def departed(self, hashes: BlockHashes, first: int) -> DepartedPrefix | None:
+        return self._tree.residency.ghosts.find(hashes, first)
 
     def restore(self, found: Sequence[StoredBlock]) -> list[int | None]:
         """Take up blocks that were found on disk, parents before children; the disk id of each,

@@ -18,6 +18,7 @@ from cache_store.adaptive import AdaptivePolicy, Visit
 from cache_store.block_hash import HASH_BYTES
 from cache_store.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Tier
 from cache_store.eviction import EvictionPolicy
+from cache_store.ghosts import GhostList
 from cache_store.radix_node import RadixNode, is_lost
 from cache_store.tenant_shares import TenantShare, TenantShares
 
@@ -56,6 +57,7 @@ class Residency:
         self._spares: dict[Tier, deque[RadixNode]] = {
             tier: deque() for tier in capacities if tier is not Tier.DEVICE
         }
+        self.ghosts = GhostList(clock_ns, capacities[_DEVICE])
         self._event_blocks = event_blocks
         self._events: list[CacheEvent] = []
 
@@ -114,8 +116,8 @@ class Residency:
         before = node.tier
         removed = self._event_hashes(node, 0) if before is tier else b""
         others = (other for other in self.num_cached if other is not tier)
-        if self._reuse is not None and all(node.ids_in(other) is None for other in others):
-            self._leaves(self._reuse, node)
+        if all(node.ids_in(other) is None for other in others):
+            self._leaves(node)
         node.set_ids(tier, None)
         self._let_go(node.owner, tier, ids)
         if tier is _DEVICE and node.lock_ref == 0:
@@ -136,8 +138,7 @@ class Residency:
         for node in nodes:
             if self._event_blocks:
                 removed.append(self._event_hashes(node, 0))
-            if self._reuse is not None:
-                self._leaves(self._reuse, node)
+            self._leaves(node)
             num_blocks += node.num_blocks
             if node.parent is not None:
                 node.parent.count_child(node.tier, -1)
@@ -164,13 +165,14 @@ class Residency:
                 self._tell(BlockRemoved(removed))
         if self._reuse is not None:
             for leaf in leaves:
-                self._leaves(self._reuse, leaf)
+                self._leave_reuse(self._reuse, leaf)
         given_up = self._given_up[_DEVICE]
         num_before = len(given_up)
         for leaf in leaves:
             assert leaf.block_ids is not None
             given_up += leaf.block_ids
             leaf.block_ids = None
+        self.ghosts.left(self._hashes[_DEVICE][given_up[num_before:]].tobytes(), _DEVICE)
         num_blocks = len(given_up) - num_before
         self.num_cached[_DEVICE] -= num_blocks
         leaves[0].owner.num_cached[_DEVICE] -= num_blocks
@@ -201,6 +203,7 @@ class Residency:
         removed = self._event_hashes(node, keep)
         if self._reuse is not None:
             self._reuse.left(node, keep, self.block_hash(Tier.DEVICE, ids[keep]))
+        self.ghosts.left(self._hashes[_DEVICE][ids[keep:]].tobytes(), _DEVICE)
         self._given_up[Tier.DEVICE].extend(ids[keep:])
         del ids[keep:]
         del node.tokens[len(node.tokens) - num_bytes :]
@@ -306,7 +309,14 @@ class Residency:
     def _full_hashes(self, node: RadixNode) -> bytes:
         return self.hashes_of(node) if len(node.tokens) >= self._block_bytes else b""
 
-    def _leaves(self, reuse: AdaptivePolicy, node: RadixNode) -> None:
+    def _leaves(self, node: RadixNode) -> None:
+        """It gives up its last copy."""
+        if self._reuse is not None:
+            self._leave_reuse(self._reuse, node)
+        if len(node.tokens) >= self._block_bytes:
+            self.ghosts.left(self.hashes_of(node), node.tier)
+
+    def _leave_reuse(self, reuse: AdaptivePolicy, node: RadixNode) -> None:
         is_full = len(node.tokens) >= self._block_bytes
         reuse.left(node, 0, self._hash_at(node, 0) if is_full else b"")
 

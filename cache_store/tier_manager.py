@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from cache_store.block_pool import BlockPool
 from cache_store.events import Tier
+from cache_store.ghosts import Cause
 from cache_store.leaf_eviction import LeafEviction
 from cache_store.load_planner import LoadPlan
 from cache_store.radix_node import RadixNode
@@ -138,7 +139,8 @@ class TierManager:
             return
         for tier in self.pools:
             if share.num_over_cap(tier) > 0:
-                self._send_off(tier, lambda tier=tier: share.num_over_cap(tier), share, True)  # type: ignore[misc]
+                with self._tree.residency.ghosts.because(Cause.TENANT_CAP):
+                    self._send_off(tier, lambda tier=tier: share.num_over_cap(tier), share, True)  # type: ignore[misc]
 
     def _send_off(
         self,

@@ -1,7 +1,7 @@
 """What a worker takes on, and what it refuses before it is queued.
 
-Owns the limits and the words of each refusal. Knows nothing of queues or of how a request is
-served.
+Owns the limits and the words of each refusal, and what is told of a request that got in. Knows
+nothing of queues or of how a request is served.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
+from cache_store.cache import Cache
 from cache_store.events import Tier
 from model_worker.protocol import (
     MAX_PRIORITY,
@@ -19,10 +21,12 @@ from model_worker.protocol import (
     PRIORITY_S,
     AddRequest,
     ErrorCode,
+    EvictedPrefix,
     RequestError,
+    RequestOutput,
     SamplingParams,
 )
-from model_worker.request import TokenIds
+from model_worker.request import Request, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +111,35 @@ def bonus_s(message: AddRequest) -> float:
     priority = max(-MAX_PRIORITY, min(message.priority, MAX_PRIORITY))
     retention_s = message.retention_s if math.isfinite(message.retention_s) else 0.0
     return priority * PRIORITY_S + max(0.0, min(retention_s, MAX_RETENTION_S))
+
+
+def with_admission(output: RequestOutput, request: Request, cache: Cache) -> RequestOutput:
+    """The first output of a request that was admitted, with what it has found in ``cache``, and
+    what was there once."""
+    assert request.admitted_s is not None
+    return msgspec.structs.replace(
+        output,
+        num_cached_tokens=request.num_cached_tokens,
+        queue_s=request.admitted_s - request.arrival_s,
+        num_host_tokens=request.num_host_tokens,
+        num_disk_tokens=request.num_disk_tokens,
+        evicted=_evicted(request, cache),
+    )
+
+
+def _evicted(request: Request, cache: Cache) -> EvictedPrefix | None:
+    num_cached_tokens = request.num_cached_tokens or 0
+    num_wanted = request.num_prompt_tokens - 1  # the last one is computed in any case
+    if num_cached_tokens >= num_wanted or request.sampling_params.num_prompt_logprobs is not None:
+        return None
+    first, block_size = num_cached_tokens // cache.block_size, cache.block_size
+    departed = cache.departed(request.prompt_block_hashes, first)
+    if departed is None:
+        return None
+    num_tokens = min((first + departed.num_blocks) * block_size, num_wanted) - num_cached_tokens
+    return EvictedPrefix(
+        num_tokens=num_tokens,
+        ago_s=departed.ago_s,
+        tier=departed.tier.value,
+        cause=departed.cause.value,
+    )

@@ -23,6 +23,7 @@ from model_worker.admission import (
     decode_ids,
     grammar_error,
     refusal,
+    with_admission,
 )
 from model_worker.batch import RequestScores, ScheduledBatch
 from model_worker.grammar_desk import GrammarDesk
@@ -370,17 +371,15 @@ class Engine:
         output = RequestOutput(
             request_id=request.key.request_id,
             token_ids=token_ids,
-            num_cached_tokens=request.num_cached_tokens if update.is_first_admission else None,
             finish_reason=update.finish_reason,
             stop_token_id=update.stop_token_id,
             error=error,
-            queue_s=(request.admitted_s - request.arrival_s if update.is_first_admission else None),
             prefill_s=now_s - request.admitted_s if is_first_token else None,
-            num_host_tokens=request.num_host_tokens if update.is_first_admission else 0,
-            num_disk_tokens=request.num_disk_tokens if update.is_first_admission else 0,
             logprobs=scores.drawn[:num_new],
             prompt_logprobs=scores.prompt,
         )
+        if update.is_first_admission:
+            output = with_admission(output, request, self._cache)
         # A chunk in the middle of a prompt is nobody's news.
         is_news = num_new > 0 or update.finish_reason is not None or len(scores.prompt) > 0
         if is_news or update.is_first_admission:

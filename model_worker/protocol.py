@@ -30,6 +30,7 @@ from model_worker.link import (
 )
 from model_worker.request_output import (
     ErrorCode,
+    EvictedPrefix,
     FinishReason,
     RequestError,
     RequestOutput,
@@ -54,6 +55,7 @@ __all__ = [
     "CacheReset",
     "Command",
     "ErrorCode",
+    "EvictedPrefix",
     "FinishReason",
     "GatewayMessage",
     "Goodbye",
@@ -99,7 +101,12 @@ __all__ = [
 
 
 class ProtocolVersion(msgspec.Struct, frozen=True, array_like=True):
-    """Major versions must agree; a peer speaks its own minor version and the one before it."""
+    """Major versions must agree; a peer speaks its own minor version and the one before it.
+
+    Nothing that a peer does not know is sent to it; a field that it does not know it ignores. Only
+    of sampling parameters it refuses those that it does not know, since an answer without them
+    would be another one.
+    """
 
     major: int
     minor: int
@@ -107,18 +114,8 @@ class ProtocolVersion(msgspec.Struct, frozen=True, array_like=True):
     def accepts(self, other: ProtocolVersion) -> bool:
         return self.major == other.major and abs(self.minor - other.minor) <= 1
 
-    @property
-    def has_tenant_messages(self) -> bool:
-        """Whether a peer of this version knows TenantPolicies (since 1.2).
 
-        Nothing that a peer does not know is sent to it; a field that it does not know it ignores.
-        Only of sampling parameters it refuses those that it does not know, since an answer without
-        them would be another one: so does a worker of 1.1 with logprobs, min_tokens and grammars.
-        """
-        return self.minor >= 2
-
-
-PROTOCOL_VERSION = ProtocolVersion(1, 2)
+PROTOCOL_VERSION = ProtocolVersion(1, 3)
 
 
 # What a request may ask of eviction: a step of priority counts as a minute of recency.

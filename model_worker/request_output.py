@@ -9,7 +9,14 @@ from enum import StrEnum
 
 import msgspec
 
-__all__ = ["ErrorCode", "FinishReason", "RequestError", "RequestOutput", "TokenLogprobs"]
+__all__ = [
+    "ErrorCode",
+    "EvictedPrefix",
+    "FinishReason",
+    "RequestError",
+    "RequestOutput",
+    "TokenLogprobs",
+]
 
 
 class FinishReason(StrEnum):
@@ -51,6 +58,17 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[float, ...]
 
 
+class EvictedPrefix(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """``num_tokens`` of the prompt, right behind the cached ones, were stored once, in whole blocks
+    of which the first left ``tier`` ``ago_s`` seconds ago. The words are those of
+    cache_store.ghosts; a later version may have more."""
+
+    num_tokens: int
+    ago_s: float
+    tier: str
+    cause: str
+
+
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one step did for one request. The last one of a request has a finish_reason.
 
@@ -77,3 +95,4 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_disk_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    evicted: EvictedPrefix | None = None  # with num_cached_tokens; since 1.3

@@ -13,6 +13,7 @@ from model_worker.protocol import (
     AddRequest,
     CacheReset,
     ErrorCode,
+    EvictedPrefix,
     FinishReason,
     GatewayMessage,
     Goodbye,
@@ -244,11 +245,10 @@ def test_an_output_is_understood_by_both_minor_versions() -> None:
     assert encode(old) == encode(new)
     told = msgspec.structs.replace(new, logprobs=(TokenLogprobs(-0.5, 1, (), ()),))
     assert msgspec.msgpack.decode(encode(told), type=OldRequestOutput) == old
-
-
-@pytest.mark.parametrize(("minor", "is_known"), [(1, False), (2, True), (3, True)])
-def test_tenant_messages_are_known_since_one_two(minor: int, is_known: bool) -> None:
-    assert ProtocolVersion(1, minor).has_tenant_messages is is_known
+    left = EvictedPrefix(num_tokens=32, ago_s=1.5, tier="device", cause="capacity")
+    evicted = msgspec.structs.replace(new, evicted=left)
+    assert msgspec.msgpack.decode(encode(evicted), type=OldRequestOutput) == old
+    assert msgspec.msgpack.decode(encode(evicted), type=RequestOutput).evicted == left
 
 
 def test_request_with_a_bad_field_still_names_itself() -> None:

@@ -301,14 +301,10 @@ async def test_policies_are_told_after_each_welcome_and_when_they_change(
         assert await bare.hear(TenantPolicies) == TenantPolicies(policies=())
 
 
-async def test_a_worker_of_the_version_before_is_told_of_no_policies(
-    bare: BareWorker, endpoint: str
-) -> None:
+async def test_a_worker_of_the_version_before_is_served(bare: BareWorker, endpoint: str) -> None:
     async with connected(endpoint) as worker:
-        worker.set_tenant_policies([TenantPolicy(tenant="a")])
-        await bare.welcome(version=ProtocolVersion(1, 1))
+        await bare.welcome(version=ProtocolVersion(1, PROTOCOL_VERSION.minor - 1))
         await worker.wait_ready(5)
-        worker.set_tenant_policies([])
         worker.submit(make_request("r"))
         command = await bare.hear(Command)
         assert isinstance(command, AddRequest)

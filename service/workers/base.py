@@ -151,8 +151,7 @@ class Worker(Protocol):
         """From now on these hold and no others, in this life of the worker and in later ones.
         ``shared_prefixes`` are the token ids (little-endian int32) that all tenants share.
 
-        Never waits: a worker that is not ready is told when it is. One whose version knows no
-        policies is not told, and treats all tenants alike.
+        Never waits: a worker that is not ready is told when it is.
         """
         ...
 
@@ -214,6 +213,7 @@ def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
     cached = [o.num_cached_tokens for o in outputs if o.num_cached_tokens is not None]
     queued = [o.queue_s for o in outputs if o.queue_s is not None]
     prefilled = [o.prefill_s for o in outputs if o.prefill_s is not None]
+    evicted = [o.evicted for o in outputs if o.evicted is not None]
     return RequestOutput(
         request_id=last.request_id,
         token_ids=tuple(itertools.chain.from_iterable(o.token_ids for o in outputs)),
@@ -225,6 +225,7 @@ def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
         prefill_s=prefilled[-1] if prefilled else None,
         num_host_tokens=max(o.num_host_tokens for o in outputs),
         num_disk_tokens=max(o.num_disk_tokens for o in outputs),
+        evicted=evicted[-1] if evicted else None,
     )
 
 

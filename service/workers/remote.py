@@ -216,9 +216,7 @@ class RemoteWorker:
             raise WorkerNotReadyError(self._say(self.detail or self.state))
 
     def _tell_policies(self) -> None:
-        if self._welcome is None or self._policies is None:
-            return
-        if self._welcome.version.has_tenant_messages:
+        if self._welcome is not None and self._policies is not None:
             self._send(self._policies)
 
     def _send(self, message: Command) -> None:
