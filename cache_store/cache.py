@@ -17,7 +17,7 @@ from cache_store.events import CacheEvent
 from cache_store.ghosts import DepartedPrefix
 from cache_store.prefix_match import PrefixMatch
 from cache_store.shared_prefixes import Place
-from cache_store.stats import CacheStats
+from cache_store.stats import BlockHistory, CacheStats
 from cache_store.tenant_shares import TenantBlocks, TenantLimits
 from cache_store.token_bytes import TokenIds
 from cache_store.transfer import TransferJob
@@ -225,6 +225,8 @@ class Cache(Protocol):
         ...
 
     def stats(self) -> CacheStats: ...
+
+    def history(self) -> BlockHistory: ...
 
     def check_integrity(self, leases: Collection[Lease]) -> None:
         """Assert the ownership of every block, given all the leases in use."""

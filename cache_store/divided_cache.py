@@ -20,7 +20,7 @@ from cache_store.ghosts import DepartedPrefix
 from cache_store.prefix_cache import PrefixCache
 from cache_store.prefix_match import PrefixMatch
 from cache_store.shared_prefixes import Place, SharedPrefixes
-from cache_store.stats import CacheStats
+from cache_store.stats import BlockHistory, CacheStats
 from cache_store.tenant_shares import TenantBlocks, TenantLimits
 from cache_store.token_bytes import TokenIds
 
@@ -252,6 +252,9 @@ class DividedCache:
         if not self._pairs:
             return stats
         return replace(stats, num_leases=stats.num_leases - len(self._pairs))
+
+    def history(self) -> BlockHistory:
+        return self.inner.history()
 
     def check_integrity(self, leases: Collection[Lease]) -> None:
         inner: list[Lease] = []

@@ -63,26 +63,34 @@ class LeafEviction:
         """Evict what ``share`` has beyond its cap, as far as nobody holds it."""
         excess = share.num_over_cap(_DEVICE)
         if excess > 0:
+            now_ns = self._tree.residency.clock_ns()
+            queue = share.queues[_DEVICE]
             with self._tree.residency.ghosts.because(Cause.TENANT_CAP):
-                self._counters.dropped += _evict_from(self._tree, share.queues[_DEVICE], excess)
+                self._counters.dropped += _evict_from(self._tree, queue, excess, now_ns)
             self._pool.free(self._tree.residency.take_given_up(_DEVICE))
 
     def _evict(self, num_blocks: int) -> list[int]:
-        self._counters.dropped += evict_leaves(self._tree, num_blocks)
-        return sorted(self._tree.residency.take_given_up(_DEVICE))
+        clock_ns = self._tree.residency.clock_ns
+        started_ns = clock_ns()
+        self._counters.dropped += evict_leaves(self._tree, num_blocks, started_ns)
+        given_up = sorted(self._tree.residency.take_given_up(_DEVICE))
+        self._counters.eviction_ns += max(0, clock_ns() - started_ns)
+        return given_up
 
 
-def evict_leaves(tree: RadixTree, num_blocks: int) -> int:
+def evict_leaves(tree: RadixTree, num_blocks: int, now_ns: int) -> int:
     """Let up to ``num_blocks`` blocks go that are on the device alone; how many went."""
     left = num_blocks
     for queue, most in tree.residency.shares.sources(_DEVICE):
-        left -= _evict_from(tree, queue, left if most is None else min(left, most))
+        left -= _evict_from(tree, queue, left if most is None else min(left, most), now_ns)
         if left == 0:
             break
     return num_blocks - left
 
 
-def _evict_from(tree: RadixTree, queue: EvictionQueue | AdaptiveQueue, num_blocks: int) -> int:
+def _evict_from(
+    tree: RadixTree, queue: EvictionQueue | AdaptiveQueue, num_blocks: int, now_ns: int
+) -> int:
     """The same of one tenant's leaves.
 
     Of the last leaf only as much as is wanted, from its end: what is left of it stays the next.
@@ -106,9 +114,11 @@ def _evict_from(tree: RadixTree, queue: EvictionQueue | AdaptiveQueue, num_block
         parent.num_device_children -= 1
         detach(leaf)  # after it the parent may be the next to go
         leaves.append(leaf)
+    residency.ages.evicted(leaves, now_ns)
     residency.give_up_leaves(leaves)
     if rest is None:
         return num_blocks - left
+    residency.ages.cut(rest, left, now_ns)
     tree.trim(rest, left)
     queue.put_back(rest)
     return num_blocks

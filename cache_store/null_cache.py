@@ -17,7 +17,7 @@ from cache_store.ghosts import DepartedPrefix
 from cache_store.integrity import check_ownership
 from cache_store.prefix_match import PrefixMatch
 from cache_store.shared_prefixes import Place
-from cache_store.stats import CacheStats
+from cache_store.stats import BlockHistory, CacheStats
 from cache_store.tenant_shares import TenantBlocks, TenantLimits
 from cache_store.token_bytes import TokenIds
 
@@ -136,6 +136,9 @@ class NullCache:
             stored_total=0,
             evicted_total=0,
         )
+
+    def history(self) -> BlockHistory:
+        return BlockHistory()
 
     def check_integrity(self, leases: Collection[Lease]) -> None:
         assert set(leases) == self._leases, "leases lost or used after their release"

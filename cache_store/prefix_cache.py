@@ -25,7 +25,7 @@ from cache_store.prefix_match import PrefixMatch
 from cache_store.radix_node import RadixNode, arriving_ids, is_arriving
 from cache_store.radix_tree import RadixTree, no_time
 from cache_store.restore import StoredBlock, restore_blocks
-from cache_store.stats import CacheStats
+from cache_store.stats import BlockHistory, CacheStats
 from cache_store.tenant_shares import TenantBlocks, TenantLimits
 from cache_store.tier_manager import TierManager
 from cache_store.token_bytes import TokenIds, encode_tokens
@@ -266,6 +266,9 @@ class PrefixCache:
             num_transfers=self._tiers.num_transfers,
             tiers=self._tiers.stats(),
         )
+
+    def history(self) -> BlockHistory:
+        return self._tiers.history()
 
     def check_integrity(self, leases: Collection[Lease]) -> None:
         """Walks the whole tree: for tests and for an idle server, not for the engine's loop."""

@@ -186,6 +186,14 @@ def path_of(node: RadixNode) -> list[RadixNode]:
     return path
 
 
+def subtree_of(node: RadixNode) -> list[RadixNode]:
+    """``node`` and all that lies below it, parents first."""
+    nodes = [node]
+    for step in nodes:  # grows while it is walked
+        nodes.extend(step.children or ())
+    return nodes
+
+
 QUEUE_MARKS = {tier: 1 << number for number, tier in enumerate(Tier)}
 _FIELDS = {_DEVICE: "block_ids", _HOST: "host_ids", _DISK: "disk_ids"}
 _tokens_of = attrgetter("tokens")

@@ -25,7 +25,7 @@ from cache_store.prefix_match import (
     TreePosition,
 )
 from cache_store.prefix_search import find_prefix
-from cache_store.radix_node import RadixNode, RootNode, is_arriving, path_of
+from cache_store.radix_node import RadixNode, RootNode, is_arriving, path_of, subtree_of
 from cache_store.residency import Residency
 from cache_store.tenant_shares import TenantShare
 from cache_store.token_bytes import TOKEN_BYTES, TokenIds, encode_tokens, num_common_tokens
@@ -129,9 +129,10 @@ class RadixTree:
             num_rows = match.partial.num_rows
             source = self._split(source, 1) if source.num_blocks > 1 else source
             self.lock(source)
+        now = self._clock_ns()
+        self.residency.ages.reused(source or node, now)
         self.touch(source or node, is_hit=True, bonus_ns=bonus_ns)
-        began = self.residency.began(node, self._clock_ns())
-        return LockedPrefix(node, path_of(node), source, num_rows, began)
+        return LockedPrefix(node, path_of(node), source, num_rows, self.residency.began(node, now))
 
     def lock(self, node: RadixNode) -> None:
         """Protect the path from ``node`` to its root from eviction."""
@@ -156,8 +157,8 @@ class RadixTree:
 
     def touch(self, node: RadixNode, is_hit: bool = False, bonus_ns: int = 0) -> None:
         """Renew the path's recency from ``node``, which becomes its oldest, up to the root: so the
-        tail of an idle path goes before what leads to it. ``bonus_ns``: as if it were used that
-        much later."""
+        tail of an idle path goes before what leads to it. ``bonus_ns``: as if used so much later.
+        """
         self._clock = max(self._clock, self._clock_ns())
         step: RadixNode | None = node
         while step is not None:
@@ -257,10 +258,8 @@ class RadixTree:
 
     def drop(self, node: RadixNode) -> int:
         """Drop an unlocked node and all that lies below it, in all tiers; the number of blocks."""
-        doomed = [node]
-        for step in doomed:  # grows while it is walked: parents first
-            doomed.extend(step.children or ())
-            assert step.lock_ref == 0, "a locked node cannot be dropped"
+        doomed = subtree_of(node)
+        assert not any(step.lock_ref for step in doomed), "a locked node cannot be dropped"
         num_blocks = self.residency.give_up(doomed)
         for step in doomed[1:]:
             step.parent = None
@@ -314,7 +313,7 @@ class RadixTree:
             before = parent.children.neighbours(encoded)[0]
             if before is not None and before.lock_ref == 0 and encoded.startswith(before.tokens):
                 self.drop(before)
-        self._clock += 1
+        self._clock = max(self._clock + 1, self._clock_ns())
         return self._new_leaf(parent, encoded, Tier.DEVICE, ids, lock_ref, self._clock, owner)
 
     def _new_leaf(

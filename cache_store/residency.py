@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from cache_store.adaptive import AdaptivePolicy, Visit
+from cache_store.block_ages import BlockAges
 from cache_store.block_hash import HASH_BYTES
 from cache_store.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Tier
 from cache_store.eviction import EvictionPolicy
@@ -44,6 +45,8 @@ class Residency:
         event_blocks: int = 0,
         block_bytes: int = 0,
     ) -> None:
+        self.clock_ns = clock_ns
+        self.ages = BlockAges()
         self._reuse = policy if isinstance(policy, AdaptivePolicy) else None
         self._block_bytes = block_bytes
         self.shares = TenantShares(capacities, policy, clock_ns)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from cache_store.events import Tier
 
+# Upper bounds of the ages of blocks that are counted together, in seconds.
+AGE_BOUNDS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 14400, 86400)
+
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
@@ -28,6 +31,35 @@ class TierStats:
     load_s_total: float
     recompute_s_total: float
     load_block_s: float | None
+    demoted_total: int = 0  # left this tier for a lower one
+    corrupt_total: int = 0  # of the failed ones, those that were not what had been written
+    promoted_s_total: float = 0.0  # from the order to its end, of all transfers of that kind
+    stored_s_total: float = 0.0
+    demoted_s_total: float = 0.0
+    eviction_s_total: float = 0.0  # of the engine's own time, to make room here
+
+
+@dataclass(frozen=True, slots=True)
+class AgeCounts:
+    """How many blocks were how old: one count for each of AGE_BOUNDS_S, and one for what is
+    older than all of them; and the sum of their ages in seconds."""
+
+    counts: tuple[int, ...] = ()
+    sum_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHistory:
+    """What became of blocks since the cache was made: of those on the device how many left it, and
+    how old they came to be, whichever tier they were in last."""
+
+    dropped_total: int = 0  # left the device for none
+    demoted_total: int = 0  # left the device for a lower tier
+    demoted_s_total: float = 0.0
+    eviction_s_total: float = 0.0
+    lifetime: AgeCounts = AgeCounts()  # from storing to eviction
+    idle: AgeCounts = AgeCounts()  # from the last use to eviction
+    reuse_gap: AgeCounts = AgeCounts()  # between two uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +87,7 @@ class CacheStats:
 
 @dataclass(slots=True)
 class TierCounters:
-    """Blocks since the start, by what became of them."""
+    """Blocks since the start, by what became of them, and the time that it took."""
 
     promoted: int = 0  # came back from this tier
     stored: int = 0  # were copied into this tier
@@ -65,3 +97,9 @@ class TierCounters:
     recomputes: int = 0  # hits, decided for computing
     load_s: float = 0.0  # estimated for the hits of both kinds
     recompute_s: float = 0.0
+    demoted: int = 0  # left this tier for a lower one
+    corrupt: int = 0  # of the failed ones, those that were not what had been written
+    promoted_s: float = 0.0  # of transfers from here to the device
+    stored_s: float = 0.0  # of transfers to here
+    demoted_s: float = 0.0  # of transfers from here that make room
+    eviction_ns: int = 0  # of the engine's own time, to make room here

@@ -16,9 +16,9 @@ from cache_store.events import Tier
 from cache_store.ghosts import Cause
 from cache_store.leaf_eviction import LeafEviction
 from cache_store.load_planner import LoadPlan
-from cache_store.radix_node import RadixNode
+from cache_store.radix_node import RadixNode, subtree_of
 from cache_store.radix_tree import RadixTree
-from cache_store.stats import TierCounters, TierStats
+from cache_store.stats import BlockHistory, TierCounters, TierStats
 from cache_store.tenant_shares import TenantShare
 from cache_store.transfer import TransferJob
 from cache_store.transfer_desk import LowerTiers, TransferDesk
@@ -97,9 +97,27 @@ class TierManager:
                 load_s_total=counters.load_s,
                 recompute_s_total=counters.recompute_s,
                 load_block_s=self._lower.planner.block_s(tier),
+                demoted_total=counters.demoted,
+                corrupt_total=counters.corrupt,
+                promoted_s_total=counters.promoted_s,
+                stored_s_total=counters.stored_s,
+                demoted_s_total=counters.demoted_s,
+                eviction_s_total=counters.eviction_ns / 1e9,
             )
             for tier, num_blocks in self._lower.num_blocks.items()
             for counters in (self.counters[tier],)
+        )
+
+    def history(self) -> BlockHistory:
+        counters, ages = self.counters[Tier.DEVICE], self._tree.residency.ages
+        return BlockHistory(
+            dropped_total=counters.dropped,
+            demoted_total=counters.demoted,
+            demoted_s_total=counters.demoted_s,
+            eviction_s_total=counters.eviction_ns / 1e9,
+            lifetime=ages.lifetime.counts(),
+            idle=ages.idle.counts(),
+            reuse_gap=ages.reuse_gap.counts(),
         )
 
     # ------------------------------------------------------------ room
@@ -150,7 +168,8 @@ class TierManager:
         takes_spares: bool,
     ) -> None:
         """Let victims leave ``tier`` (of ``share`` only, if given), as many as are missing."""
-        shares = self._tree.residency.shares
+        shares, clock_ns = self._tree.residency.shares, self._tree.residency.clock_ns
+        started_ns = clock_ns()
         batches: dict[Tier, _Batch] = {place: _Batch() for place in self.pools}
         batched = 0
         has_spares = takes_spares
@@ -173,6 +192,7 @@ class TierManager:
                 self._drop(node, tier, missing)
             elif node.ids_in(target) is not None:
                 self._tree.split_tail(node, missing)
+                self.counters[tier].demoted += node.num_blocks
                 self._tree.drop_copy(node, tier)
             elif self.pools[target].num_free - batches[target].num_blocks <= 0:
                 node.owner.queues[tier].put_back(node)
@@ -189,6 +209,7 @@ class TierManager:
             self.desk.start(tier, target, batch.nodes, frees_source=True)
             for node in batch.nodes:
                 self._tree.unlock(node)
+        self.counters[tier].eviction_ns += max(0, clock_ns() - started_ns)
 
     def collect(self) -> None:
         """Free what the tree has given up."""
@@ -231,14 +252,17 @@ class TierManager:
 
     def _drop(self, node: RadixNode, tier: Tier, num_blocks: int) -> None:
         """Let up to ``num_blocks`` of an evictable node go, and what hangs below it."""
-        counters = self.counters[tier]
+        counters, residency = self.counters[tier], self._tree.residency
+        now_ns = residency.clock_ns()
         is_bare = node.children is None and node.host_ids is None and node.disk_ids is None
         if is_bare and node.num_blocks > num_blocks:
+            residency.ages.cut(node, num_blocks, now_ns)
             self._tree.trim(node, num_blocks)
             node.owner.queues[tier].put_back(node)
             counters.dropped += num_blocks
             return
         self._tree.split_tail(node, num_blocks)
+        residency.ages.evicted(subtree_of(node), now_ns)
         counters.dropped += self._tree.drop(node)
 
     # ------------------------------------------------------------ transfers
@@ -277,6 +301,7 @@ class TierManager:
             if node.ids_in(target) is not None:
                 if not node.is_evictable_from(Tier.DEVICE):
                     break
+                self.counters[Tier.DEVICE].demoted += size
                 self._tree.drop_copy(node, Tier.DEVICE)
             else:
                 batch = batches[target]

@@ -54,12 +54,14 @@ class TransferOrder:
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    """``num_done`` blocks arrived, the leading ones; ``seconds`` from the order to its end."""
+    """``num_done`` blocks arrived, the leading ones; ``seconds`` from the order to its end.
+    ``is_corrupt``: the next one is not what had been written."""
 
     number: int
     num_done: int
     seconds: float
     error: str = ""
+    is_corrupt: bool = False
 
 
 class TransferExecutor(Protocol):

@@ -137,12 +137,15 @@ class TransferDesk:
         counters = self._counters[order.source if order.target is Tier.DEVICE else order.target]
         if order.target is Tier.DEVICE:
             counters.promoted += num_done
+            counters.promoted_s += result.seconds
             assert self._lower is not None
             self._lower.planner.record(order.source, num_done, result.seconds)
         else:
             counters.stored += num_done
+            counters.stored_s += result.seconds
             self._stored_for |= {node.owner.tenant: node.owner for node in job.targets}
         counters.failed += len(order.source_ids) - num_done
+        counters.corrupt += result.is_corrupt
         left = num_done
         arrived = []
         for node, ids in job.targets.items():
@@ -160,10 +163,13 @@ class TransferDesk:
             if is_redundant(node, self._tree.block_bytes):
                 self._tree.drop(node)  # a longer block came while this one could not go
         if job.frees_source:
+            emptied = self._counters[order.source]
+            emptied.demoted_s += result.seconds
             for node in arrived:  # victims came leaves first
                 # Something may have come below it in the meantime, in a tier between.
                 is_gap = order.target is Tier.DISK and node.num_host_children > 0
                 if node.is_evictable_from(order.source) and not is_gap:
+                    emptied.demoted += node.num_blocks
                     self._tree.drop_copy(node, order.source)
 
     def _fail(self, job: TransferJob, node: RadixNode, ids: array[int]) -> None:

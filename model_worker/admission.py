@@ -120,7 +120,8 @@ def with_admission(output: RequestOutput, request: Request, cache: Cache) -> Req
     return msgspec.structs.replace(
         output,
         num_cached_tokens=request.num_cached_tokens,
-        queue_s=request.admitted_s - request.arrival_s,
+        queue_s=request.admitted_s - request.arrival_s - request.load_s,
+        load_s=request.load_s,
         num_host_tokens=request.num_host_tokens,
         num_disk_tokens=request.num_disk_tokens,
         evicted=_evicted(request, cache),

@@ -15,7 +15,6 @@ from cache_store.block_hash import Namespace
 from cache_store.cache import Cache
 from cache_store.events import CacheEvent
 from cache_store.shared_prefixes import SharedPrefixes, hash_prompt
-from cache_store.stats import TierStats
 from model_worker.admission import (
     EngineLimits,
     bonus_s,
@@ -26,6 +25,7 @@ from model_worker.admission import (
     with_admission,
 )
 from model_worker.batch import RequestScores, ScheduledBatch
+from model_worker.engine_stats import EngineStats
 from model_worker.grammar_desk import GrammarDesk
 from model_worker.launched_steps import LaunchedStep, LaunchedSteps
 from model_worker.model_runner import Runner
@@ -40,13 +40,12 @@ from model_worker.protocol import (
     RequestError,
     RequestOutput,
     TenantPolicy,
-    TierReport,
     WorkerStats,
 )
 from model_worker.request import Request, RequestKey, RequestStatus
 from model_worker.request_update import RequestUpdate
 from model_worker.scheduler import Scheduler
-from model_worker.tenants import TenantReport, tenant_limits
+from model_worker.tenants import tenant_limits
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +95,9 @@ class Engine:
         self._finished_s = -math.inf  # when the last step was
         self._num_failed_in_row = 0
         self._is_stalled = False
-        self._tenants = TenantReport(scheduler.fair, cache)
+        self._stats = EngineStats(
+            scheduler, cache, pacer.costs, limits.block_bytes, lambda: len(grammars)
+        )
 
     @property
     def has_work(self) -> bool:
@@ -257,28 +258,7 @@ class Engine:
             self._end(key, FinishReason.ERROR, error)
 
     def stats(self) -> WorkerStats:
-        blocks = self._cache.stats()
-        counters = self._scheduler.counters
-        return WorkerStats(
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting + len(self._grammars),
-            num_blocks=blocks.num_blocks,
-            num_free_blocks=blocks.num_free,
-            num_evictable_blocks=blocks.num_evictable,
-            num_locked_blocks=blocks.num_locked,
-            prompt_tokens_computed_total=counters.prompt_tokens_computed,
-            generated_tokens_total=counters.generated_tokens,
-            preemptions_total=counters.preemptions,
-            coalesced_requests_total=counters.coalesced_requests,
-            evicted_blocks_total=blocks.evicted_total,
-            steps_total=self._num_steps,
-            step_s=self._step_s,
-            num_transfers=blocks.num_transfers,
-            tiers=tuple(_tier_report(tier) for tier in blocks.tiers),
-            num_draft_tokens_total=counters.draft_tokens,
-            num_accepted_tokens_total=counters.accepted_tokens,
-            tenants=self._tenants.usage(self._num_steps),
-        )
+        return self._stats.read(self._num_steps, self._step_s, is_idle=not self.has_work)
 
     def check_integrity(self) -> None:
         """Raises AssertionError. Walks the whole tree: for idle moments and tests."""
@@ -305,7 +285,7 @@ class Engine:
     def _note_admissions(self, batch: ScheduledBatch, now_s: float) -> None:
         for item in batch.scheduled:
             if item.request.admitted_s is None:
-                item.request.admitted_s = now_s
+                item.request.begins(now_s)
 
     def _complete(self, step: LaunchedStep) -> None:
         """Wait for it, and tell of it."""
@@ -393,7 +373,3 @@ class Engine:
         self._requests.pop(key, None)
         output = RequestOutput(request_id=key.request_id, finish_reason=reason, error=error)
         self._outputs.setdefault(key.link_id, []).append(output)
-
-
-def _tier_report(tier: TierStats) -> TierReport:
-    return TierReport(**{name: getattr(tier, name) for name in TierReport.__struct_fields__})

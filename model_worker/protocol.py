@@ -39,9 +39,18 @@ from model_worker.request_output import (
 from model_worker.sampling_params import MAX_GRAMMAR_CHARS, MAX_LOGPROBS, Grammar, SamplingParams
 from model_worker.tenant_policy import TenantPolicy
 from model_worker.worker_config import EXIT_CONFIG, WorkerConfig
-from model_worker.worker_stats import MAX_REPORTED_TENANTS, TenantUsage, TierReport, WorkerStats
+from model_worker.worker_stats import (
+    AGE_BOUNDS_S,
+    MAX_REPORTED_TENANTS,
+    Ages,
+    BlockReport,
+    TenantUsage,
+    TierReport,
+    WorkerStats,
+)
 
 __all__ = [
+    "AGE_BOUNDS_S",
     "EXIT_CONFIG",
     "MAX_GRAMMAR_CHARS",
     "MAX_LOGPROBS",
@@ -52,6 +61,8 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Abort",
     "AddRequest",
+    "Ages",
+    "BlockReport",
     "CacheReset",
     "Command",
     "ErrorCode",

@@ -72,7 +72,8 @@ class Request:
     lease: Lease | None = None
     waits_for: bytes | None = None  # hash of the block that a leader is computing
     was_coalesced: bool = False
-    admitted_s: float | None = None  # first admission
+    admitted_s: float | None = None  # its first step, with all that it brings from lower tiers
+    load_s: float = 0.0  # waited for that, before
     is_admission_reported: bool = False
     matcher: TokenMatcher | None = None  # what its grammar allows next
     num_unscored_tokens: int = 0  # of the prompt, whose logprobs are wanted and not known yet
@@ -155,6 +156,14 @@ class Request:
         if not self.num_unscored_tokens:
             return self.token_ids[:-1]
         return self.token_ids[: max(self.num_prompt_tokens - self.num_unscored_tokens - 1, 0)]
+
+    def begins(self, now_s: float) -> None:
+        """Its first step is launched; ``now_s`` is on the clock of arrivals and of transfers."""
+        self.admitted_s = now_s
+        loading = () if self.lease is None else self.lease.loading
+        if loading:
+            started_s = max(self.arrival_s, min(job.started_s for job in loading))
+            self.load_s = max(0.0, now_s - started_s)
 
     def start(self, lease: Lease) -> None:
         """It runs with ``lease``, for the first time or once more."""

@@ -90,9 +90,10 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stop_token_id: int | None = None
     error: RequestError | None = None
     queue_s: float | None = None  # arrival to first admission; with num_cached_tokens
-    prefill_s: float | None = None  # first admission to first token; with the first token
+    prefill_s: float | None = None  # first step to first token; with the first token
     num_host_tokens: int = 0  # of the cached tokens, those promoted; with num_cached_tokens
     num_disk_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     evicted: EvictedPrefix | None = None  # with num_cached_tokens; since 1.3
+    load_s: float | None = None  # wait for blocks of lower tiers, between the two; with queue_s

@@ -77,7 +77,7 @@ def create_app(
         openapi_url=None,
         lifespan=lifespan,
         middleware=[
-            Middleware(RequestContextMiddleware),
+            Middleware(RequestContextMiddleware, on_error=gateway.metrics.count_error),
             Middleware(
                 SecurityMiddleware,
                 config=config,

@@ -42,6 +42,8 @@ __all__ = [
     "error_from_status",
     "error_from_worker",
     "error_response",
+    "note_error",
+    "noted_error",
     "speaks_anthropic",
 ]
 
@@ -260,6 +262,7 @@ class _ErrorResponse(Response):
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        note_error(scope, self._error)
         if speaks_anthropic(scope):
             self.body = self._error.anthropic_body(scope.get("headstart_request_id", ""))
             self.status_code = self._error.anthropic_status or self._error.status
@@ -269,3 +272,13 @@ class _ErrorResponse(Response):
 
 def error_response(error: GatewayError) -> Response:
     return _ErrorResponse(error)
+
+
+def note_error(scope: Scope, error: GatewayError) -> None:
+    """The request of this ASGI scope is answered with ``error``, or its stream ends with it."""
+    scope["headstart_error"] = error
+
+
+def noted_error(scope: Scope) -> GatewayError | None:
+    error: GatewayError | None = scope.get("headstart_error")
+    return error

@@ -21,6 +21,7 @@ from service.diagnostics.diagnostics import Diagnostics
 from service.errors import ModelNotFound, Unavailable
 from service.fleet import Fleet
 from service.generation import Generator
+from service.life_counters import WorkerReading
 from service.metadata_metrics import MetadataCollector
 from service.metrics import GatewayMetrics
 from service.miss_ratio_curve import MissRatioCurve
@@ -31,11 +32,12 @@ from service.sessions.book import SessionLimits
 from service.sessions.sessions import Sessions
 from service.sessions.stored_responses import StoredResponses
 from service.structured.checks import GrammarChecks
+from service.tenant_labels import TenantLabels
 from service.tenants.directory import TenantDirectory
 from service.tenants.worker_policies import WorkerPolicies
 from service.tokenizer import ModelTokenizer, TokenizerError
 from service.tools.support import ToolSupport
-from service.worker_metrics import QueueReading, WorkerReading
+from service.worker_metrics import QueueReading
 from service.workers.base import WorkerNotReadyError
 from service.workers.registry import WorkerRegistry
 
@@ -64,7 +66,9 @@ class Gateway:
         self.tenants = TenantDirectory(config)
         self.tenants.add_listener(self._on_tenants)
         self.gate = RequestGate(config.max_queue)
-        self.metrics = GatewayMetrics(self._read_workers, self._read_queue)
+        labels = TenantLabels(lambda: self.tenants.named)
+        self.metrics = GatewayMetrics(self._read_workers, self._read_queue, tenant_label=labels.of)
+        registry.add_state_listener(self.metrics.worker_changed)
         self.metrics.registry.register(MetadataCollector(lambda: metadata.stats))
         self.diagnostics = Diagnostics(self.metrics.clock)
         self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
@@ -218,7 +222,7 @@ class Gateway:
         ]
 
     def _read_queue(self) -> QueueReading:
-        return QueueReading(self.gate.num_queued, self.gate.num_in_flight)
+        return QueueReading(self.gate.num_queued, self.gate.num_in_flight, self.config.max_queue)
 
 
 def _load(card: ModelCard, parser: str) -> tuple[ModelTokenizer, ToolSupport | None]:

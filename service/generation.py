@@ -130,6 +130,7 @@ class Generator:
             len(request.prompt_token_ids),
             request.received_at,
             counts_prompt=request.is_first_sample,
+            tenant=request.tenant,
         )
         outcome = "abort"
         answer = AnswerText(decode, request.stop, _context_of(request), _scored_prompt_of(request))
@@ -191,7 +192,11 @@ class Generator:
                         queue_s,
                         output.num_host_tokens,
                         output.num_disk_tokens,
+                        load_s=output.load_s,
+                        prefill_token_s=worker.stats.prefill_token_s,
                     )
+                if output.prefill_s is not None:
+                    recorder.prefilled(output.prefill_s)
                 _raise_if_failed(output)
                 event, num_tokens = answer.take(output)
                 if num_tokens:

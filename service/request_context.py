@@ -12,12 +12,19 @@ import logging
 import re
 import traceback
 import uuid
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import InternalError, error_response, speaks_anthropic
+from service.errors import (
+    GatewayError,
+    InternalError,
+    error_response,
+    noted_error,
+    speaks_anthropic,
+)
 
 __all__ = ["RequestContextMiddleware", "request_id_of"]
 
@@ -32,8 +39,11 @@ def request_id_of(request: Request) -> str:
 
 
 class RequestContextMiddleware:
-    def __init__(self, app: ASGIApp) -> None:
+    """``on_error`` is told of each error that a request is answered with."""
+
+    def __init__(self, app: ASGIApp, on_error: Callable[[GatewayError], None]) -> None:
         self._app = app
+        self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,6 +74,10 @@ class RequestContextMiddleware:
             if not is_started:
                 message = f"Internal error; its id is {request_id}."
                 await error_response(InternalError(message))(scope, receive, send_with_id)
+        finally:
+            error_told = noted_error(scope)
+            if error_told is not None:
+                self._on_error(error_told)
 
 
 def _given_id(scope: Scope) -> str:

@@ -54,6 +54,7 @@ class SecurityMiddleware:
         self._rates = rates
         self._cors = CorsPolicy(config.cors_origins)
         self._is_local = is_loopback(config.host)
+        self._has_tenants = config.tenant_file is not None
         names = {name.lower() for name in config.allowed_hosts}
         if self._is_local or names:
             names |= _LOCAL_NAMES | {_bracketed(config.host)}
@@ -83,7 +84,8 @@ class SecurityMiddleware:
     def _check(self, method: str, path: str, headers: Headers) -> Tenant:
         tenant = EVERYONE
         if self._needs_key(path):
-            tenant = self._identify(headers, needs_admin=path in _ADMIN_PATHS)
+            is_admins = path in _ADMIN_PATHS or (path == "/metrics" and self._has_tenants)
+            tenant = self._identify(headers, needs_admin=is_admins)
         # Some POSTs may come without a body; everything else must say that it is JSON.
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         may_be_empty = path in _ADMIN_PATHS or path.startswith("/v1/sessions")
@@ -130,9 +132,10 @@ class SecurityMiddleware:
             )
 
     def _needs_key(self, path: str) -> bool:
-        """The dashboard's page and files hold no data; /metrics is open on loopback alone."""
+        """The dashboard's page and files hold no data; /metrics is open on loopback alone, and not
+        there where it tells of named tenants."""
         if path == "/metrics":
-            return not self._is_local
+            return not self._is_local or self._has_tenants
         is_asset = path == "/" or (path.startswith("/dashboard") and path not in _ADMIN_PATHS)
         return not (is_asset or path in _OPEN_PATHS)
 

@@ -14,7 +14,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.errors import GatewayError, InternalError, error_response
+from service.errors import GatewayError, InternalError, error_response, note_error
 
 __all__ = ["DONE", "KEEPALIVE", "EventStream", "ServerEvent", "client_gone", "frame"]
 
@@ -104,13 +104,17 @@ class EventStream(Response):
                 self._is_started = True
                 await error_response(error)(scope, receive, send)
                 return
-            await self._end(send, self._failure(error))
+            await self._fail(scope, send, error)
             return
         except Exception:
             if self._is_started:  # else the answer is still free to be a plain 500
-                await self._end(send, self._failure(InternalError("Internal error.")))
+                await self._fail(scope, send, InternalError("Internal error."))
             raise
         await self._end(send, ())
+
+    async def _fail(self, scope: Scope, send: Send, error: GatewayError) -> None:
+        note_error(scope, error)
+        await self._end(send, self._failure(error))
 
     async def _end(self, send: Send, events: Sequence[ServerEvent]) -> None:
         await self._send(send, b"".join(map(frame, events)), is_last=True)

@@ -1,23 +1,24 @@
 """What workers report of themselves, as metrics: read when scraped, never falling.
 
-Owns the names of these metrics and what a worker's earlier lives came to. Knows nothing of
-requests.
+Owns the names of these metrics; those of tiers and blocks are service.block_metrics'. Knows nothing
+of requests.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from model_worker.protocol import TierReport, WorkerStats
+from service.block_metrics import block_families
+from service.life_counters import LifeCounters, WorkerReading
 
-__all__ = ["QueueReading", "WorkerCollector", "WorkerReading"]
+__all__ = ["QueueReading", "WorkerCollector"]
 
-_Families = Iterator[GaugeMetricFamily | CounterMetricFamily]
+_Families = Iterator[Metric]
 
 _COUNTERS = (  # field of WorkerStats, name, what it counts
     ("preemptions_total", "num_preemptions", "Requests preempted under memory pressure."),
@@ -41,52 +42,17 @@ _COUNTERS = (  # field of WorkerStats, name, what it counts
         "Guesses that were right and became part of an answer.",
     ),
 )
-_TIER_COUNTERS = (  # field of TierReport, name, what it counts
-    ("promoted_total", "tier_promoted_blocks", "Blocks that came back to the device from a tier."),
-    ("stored_total", "tier_stored_blocks", "Blocks that were copied into a tier."),
-    ("dropped_total", "tier_dropped_blocks", "Blocks that left a tier and are in no lower one."),
-    ("failed_total", "tier_failed_blocks", "Blocks that could not be read from or put in a tier."),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReading:
-    worker_id: str
-    epoch: int  # of the worker's life that the counters are of
-    is_ready: bool
-    stats: WorkerStats
 
 
 @dataclass(frozen=True, slots=True)
 class QueueReading:
     num_queued: int
     num_in_flight: int
-
-
-class _MonotonicCounter:
-    """One counter of one worker, over all of its lives. Kept from falling."""
-
-    def __init__(self) -> None:
-        self._epoch = 0
-        self._earlier = 0.0  # what the lives before this one came to
-        self._current = 0.0
-
-    def take(self, epoch: int, value: float) -> float:
-        """The total, given a reading. A lower one of the same life is no reset: while a worker is
-        lost, and until its first report on a new link, it reads as zero."""
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._earlier += self._current
-            self._current = 0.0
-        self._current = max(self._current, value)
-        return self._earlier + self._current
+    limit: int = 0  # as many may wait
 
 
 class WorkerCollector(Collector):
-    """Gauges read when scraped, and workers' counters kept from falling when one starts again.
-
-    A tier's are there while its worker reports it.
-    """
+    """Gauges read when scraped, and workers' counters kept from falling when one starts again."""
 
     def __init__(
         self,
@@ -95,9 +61,7 @@ class WorkerCollector(Collector):
     ) -> None:
         self._workers = workers
         self._queue = queue
-        self._counters: defaultdict[tuple[str, ...], _MonotonicCounter] = defaultdict(
-            _MonotonicCounter
-        )
+        self._counters = LifeCounters()
 
     def collect(self) -> _Families:
         workers = self._workers()
@@ -105,20 +69,17 @@ class WorkerCollector(Collector):
         for field, name, text in _COUNTERS:
             family = CounterMetricFamily(f"headstart_{name}", text, labels=["worker"])
             for worker in workers:
-                total = self._total(worker, getattr(worker.stats, field), field)
+                total = self._counters.total(worker, getattr(worker.stats, field), field)
                 family.add_metric([worker.worker_id], total)
             yield family
-        yield from _tier_gauges(workers)
-        yield from self._tier_counters(workers)
-
-    def _total(self, worker: WorkerReading, value: float, *field: str) -> float:
-        return self._counters[worker.worker_id, *field].take(worker.epoch, value)
+        yield from block_families(workers, self._counters)
 
     def _gauges(self, workers: Sequence[WorkerReading]) -> _Families:
         queue = self._queue()
         for name, text, value in (
             ("requests_queued", "Requests that wait for their first token.", queue.num_queued),
             ("requests_in_flight", "Requests let in and not ended.", queue.num_in_flight),
+            ("requests_queue_limit", "As many may wait: --max-queue.", queue.limit),
         ):
             yield GaugeMetricFamily(f"headstart_{name}", text, value=value)
         blocks = GaugeMetricFamily(
@@ -134,8 +95,15 @@ class WorkerCollector(Collector):
                 ("worker_ready", "1 if the worker takes requests."),
             )
         ]
+        speed = GaugeMetricFamily(
+            "headstart_prefill_token_seconds",
+            "What a prefill token adds to a step, as measured of late.",
+            labels=["worker"],
+        )
         for worker in workers:
             stats = worker.stats
+            if stats.prefill_token_s is not None:
+                speed.add_metric([worker.worker_id], stats.prefill_token_s)
             usage = stats.num_locked_blocks / stats.num_blocks if stats.num_blocks else 0.0
             readings = (
                 *(stats.num_running, stats.num_waiting, usage),
@@ -152,55 +120,4 @@ class WorkerCollector(Collector):
                 blocks.add_metric([worker.worker_id, state], count)
         yield from per_worker
         yield blocks
-
-    def _tier_counters(self, workers: Sequence[WorkerReading]) -> _Families:
-        for field, name, text in _TIER_COUNTERS:
-            family = CounterMetricFamily(f"headstart_{name}", text, labels=["worker", "tier"])
-            for worker, tier in _tiers(workers):
-                total = self._total(worker, getattr(tier, field), tier.tier.value, field)
-                family.add_metric([worker.worker_id, tier.tier.value], total)
-            yield family
-        for name, text, load, recompute in (
-            (
-                "tier_load_decisions",
-                "Hits in a tier, by whether their blocks were loaded or computed again.",
-                *("loads_total", "recomputes_total"),
-            ),
-            (
-                "tier_load_estimate_seconds",
-                "What these hits were estimated to take: all of them loaded, all of them computed.",
-                *("load_s_total", "recompute_s_total"),
-            ),
-        ):
-            labels = ["worker", "tier", "decision"]
-            family = CounterMetricFamily(f"headstart_{name}", text, labels=labels)
-            for worker, tier in _tiers(workers):
-                for decision, field in (("load", load), ("recompute", recompute)):
-                    total = self._total(worker, getattr(tier, field), tier.tier.value, field)
-                    family.add_metric([worker.worker_id, tier.tier.value, decision], total)
-            yield family
-
-
-def _tier_gauges(workers: Sequence[WorkerReading]) -> _Families:
-    blocks = GaugeMetricFamily(
-        "headstart_tier_blocks",
-        "Blocks of a tier below the device.",
-        labels=["worker", "tier", "state"],
-    )
-    speed = GaugeMetricFamily(
-        "headstart_tier_load_block_seconds",
-        "What loading one block from a tier is estimated to take now.",
-        labels=["worker", "tier"],
-    )
-    for worker, tier in _tiers(workers):
-        labels = [worker.worker_id, tier.tier.value]
-        blocks.add_metric([*labels, "cached"], tier.num_cached)
-        blocks.add_metric([*labels, "total"], tier.num_blocks)
-        if tier.load_block_s is not None:
-            speed.add_metric(labels, tier.load_block_s)
-    yield blocks
-    yield speed
-
-
-def _tiers(workers: Sequence[WorkerReading]) -> Iterator[tuple[WorkerReading, TierReport]]:
-    return ((worker, tier) for worker in workers for tier in worker.stats.tiers)
+        yield speed

@@ -7,27 +7,20 @@ import re
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import summary
-from cache_store.events import Tier
-from cache_store.metadata.stats import MetadataStats
-from model_worker.protocol import TierReport, WorkerStats
 from service import settings_document
 from service.app import create_app
 from service.config import GatewayConfig
 from service.dialects.message_fields import MESSAGE_FIELDS
 from service.dialects.response_fields import RESPONSE_FIELDS
-from service.metadata_metrics import MetadataCollector
-from service.metrics import GatewayMetrics
 from service.request_fields import REQUEST_FIELDS, FieldKind, RequestField
-from service.routing import RoutingCollector
 from service.settings import SETTINGS
-from service.worker_metrics import QueueReading, WorkerReading
 from service.workers.fake import FakeWorker
 from service.workers.registry import WorkerRegistry
 from tests.gateway_kit import make_card
 from tests.http_kit import routes_of
+from tests.metrics_kit import exported_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -125,23 +118,13 @@ def endpoints(field: RequestField) -> str:
 
 
 def test_every_metric_is_documented_and_no_other() -> None:
-    stats = WorkerStats(num_blocks=4, tiers=(TierReport(tier=Tier.HOST, load_block_s=0.1),))
-    metrics = GatewayMetrics(
-        lambda: [WorkerReading("local", 1, True, stats)], lambda: QueueReading(0, 0)
-    )
-    metrics.registry.register(MetadataCollector(MetadataStats))
-    metrics.registry.register(RoutingCollector({}, {}, lambda: 0))
-    metrics.record(3, 0.0).admitted(1, 0.0)
-    exported = set()
-    for family in text_string_to_metric_families(metrics.exposition().decode()):
-        if family.name.endswith("_created"):
-            continue
-        name = family.name + ("_total" if family.type == "counter" else "")
-        labels = sorted({label for s in family.samples for label in s.labels} - {"le"})
-        exported.add((name, family.type, ", ".join(labels) or "-", family.documentation))
     rows = table_rows((ROOT / "docs" / "metrics.md").read_text())
     documented = {(row[0].strip("`"), row[1], row[2], row[3]) for row in rows}
-    assert documented == exported
+    exported = exported_metrics()
+    assert documented == {
+        (each.name, each.kind, ", ".join(each.labels) or "-", each.text) for each in exported
+    }
+    assert len(documented) == len(exported)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from cache_store.events import Tier
-from model_worker.protocol import TierReport, WorkerStats
+from model_worker.protocol import AGE_BOUNDS_S, Ages, BlockReport, TierReport, WorkerStats
+from service.life_counters import WorkerReading
 from service.metrics import GatewayMetrics
 from service.recent import HitRate, Percentiles, RecentSamples, percentiles
-from service.worker_metrics import QueueReading, WorkerReading
+from service.worker_metrics import QueueReading
+from service.workers.base import StateChange, WorkerState
 
 
 @dataclass
@@ -27,12 +29,25 @@ class Bench:
 
     clock: Clock = field(default_factory=Clock)
     workers: list[WorkerReading] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.metrics = GatewayMetrics(lambda: self.workers, lambda: QueueReading(3, 5), self.clock)
+        self.metrics = GatewayMetrics(
+            lambda: self.workers,
+            lambda: QueueReading(3, 5, 8),
+            self.clock,
+            lambda tenant: self.labels.get(tenant, ""),
+        )
 
     def value(self, name: str, **labels: str) -> float | None:
-        return self.metrics.registry.get_sample_value(f"headstart_{name}", labels)
+        """The sum of the samples that carry ``labels``; None if there is none."""
+        found = [
+            sample.value
+            for family in self.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == f"headstart_{name}" and labels.items() <= sample.labels.items()
+        ]
+        return sum(found) if found else None
 
 
 def test_a_request_from_body_to_end() -> None:
@@ -106,6 +121,7 @@ def test_gauges_are_read_when_scraped() -> None:
     assert bench.value("worker_ready", worker="w") == 1
     assert bench.value("requests_queued") == 3
     assert bench.value("requests_in_flight") == 5
+    assert bench.value("requests_queue_limit") == 8
 
 
 @pytest.mark.parametrize(
@@ -182,6 +198,99 @@ def test_a_tiers_counters_never_fall() -> None:
         labels = {"worker": "w", "tier": "host", "decision": "load"}
         seen.append(bench.value("tier_load_estimate_seconds_total", **labels))
     assert seen == [1.5, None, 1.75]
+
+
+def test_what_the_device_and_the_ages_of_blocks_report() -> None:
+    bench = Bench()
+    counts = tuple(range(len(AGE_BOUNDS_S) + 1))
+    blocks = BlockReport(
+        block_bytes=1000, dropped_total=3, demoted_total=2, demoted_s_total=0.5,
+        eviction_s_total=0.25, lifetime=Ages(counts, 7.5),
+    )  # fmt: skip
+    host = TierReport(
+        tier=Tier.HOST, block_bytes=500, promoted_total=1, stored_total=4, promoted_s_total=1.5,
+        stored_s_total=2.5, corrupt_total=6,
+    )  # fmt: skip
+    for epoch in (1, 2):
+        stats = WorkerStats(blocks=blocks, tiers=(host,), prefill_token_s=0.125)
+        bench.workers = [WorkerReading("w", epoch, True, stats)]
+        for name, of_device, of_host in (
+            ("tier_dropped_blocks_total", 3, 0),
+            ("tier_demoted_blocks_total", 2, 0),
+            ("tier_eviction_seconds_total", 0.25, 0),
+            ("tier_corrupt_blocks_total", None, 6),
+            ("tier_promoted_blocks_total", None, 1),
+        ):
+            found = [bench.value(name, tier=tier) for tier in ("device", "host")]
+            assert found == [of_device and of_device * epoch, of_host * epoch]
+        for move, tier, num_bytes, seconds in (
+            ("dropped", "device", 3000, None),
+            ("demoted", "device", 2000, 0.5),
+            ("promoted", "device", None, None),
+            ("promoted", "host", 500, 1.5),
+            ("stored", "host", 2000, 2.5),
+        ):
+            labels = {"worker": "w", "tier": tier, "move": move}
+            moved = bench.value("tier_moved_bytes_total", **labels)
+            assert moved == (num_bytes and num_bytes * epoch)
+            took = bench.value("tier_move_seconds_total", **labels)
+            assert took == (seconds and seconds * epoch)
+        assert bench.value("block_lifetime_seconds_count") == sum(counts) * epoch
+        assert bench.value("block_lifetime_seconds_sum") == 7.5 * epoch
+        assert bench.value("block_lifetime_seconds_bucket", le="0.5") == 1 * epoch
+        assert bench.value("block_lifetime_seconds_bucket", le="+Inf") == sum(counts) * epoch
+        assert bench.value("block_reuse_gap_seconds_count") == 0
+        assert bench.value("prefill_token_seconds") == 0.125
+
+
+def test_series_of_a_tenant_and_of_hits_and_misses() -> None:
+    bench = Bench(labels={"acme": "acme", "globex": "other", "initech": "other"})
+    for tenant, num_cached in (("acme", 8), ("acme", 0), ("globex", 4), ("initech", 0)):
+        recorder = bench.metrics.record(10, received_at=100.0, tenant=tenant)
+        recorder.admitted(num_cached, 0.5, num_host_tokens=num_cached, load_s=0.25)
+        recorder.prefilled(0.125)
+        recorder.tokens(2)
+        recorder.text()
+        recorder.end("stop")
+    for name in (
+        *("time_to_first_token_seconds", "inter_token_latency_seconds"),
+        *("e2e_request_latency_seconds", "request_queue_time_seconds"),
+        "request_prefill_time_seconds",
+    ):
+        for cache in ("hit", "miss"):
+            for tenant in ("acme", "other"):
+                assert bench.value(f"{name}_count", cache=cache, tenant=tenant) == 1, name
+    assert bench.value("request_prefill_time_seconds_sum") == 0.5
+    assert bench.value("request_load_time_seconds_count", cache="hit") == 2
+    assert bench.value("request_load_time_seconds_count", cache="miss") == 0
+    assert bench.value("prefix_cache_queries_total", tenant="acme") == 20
+    assert bench.value("prefix_cache_hits_total", tenant="other") == 4
+    assert bench.value("requests_total", tenant="other", outcome="stop") == 2
+    assert bench.metrics.total("requests_total", {"outcome": "stop"}) == 4
+    assert bench.metrics.total("generation_tokens_total") == 8
+
+
+def test_seconds_saved_are_hits_at_the_speed_of_prefill() -> None:
+    bench = Bench()
+    bench.metrics.record(100, 100.0).admitted(80, 0.0, prefill_token_s=0.125)
+    bench.metrics.record(100, 100.0).admitted(80, 0.0)  # nothing was measured yet
+    bench.metrics.record(100, 100.0).admitted(0, 0.0, prefill_token_s=0.125)
+    further = bench.metrics.record(100, 100.0, counts_prompt=False)
+    further.admitted(99, 0.0, prefill_token_s=0.125)  # of a prompt that was counted
+    assert bench.value("prefill_seconds_saved_total") == 10.0
+
+
+def test_a_worker_that_is_lost_counts_once_each_time() -> None:
+    bench = Bench()
+    lost, ready = WorkerState.LOST, WorkerState.READY
+    seen = []
+    for worker_id, state, detail in (
+        *(("a", ready, ""), ("a", lost, "the link broke"), ("a", lost, "it was killed")),
+        *(("a", WorkerState.CONNECTING, ""), ("b", lost, ""), ("a", ready, ""), ("a", lost, "")),
+    ):
+        bench.metrics.worker_changed(StateChange(worker_id, state, detail))
+        seen.append(bench.value("worker_losses_total"))
+    assert seen == [0, 1, 1, 1, 2, 2, 3]
 
 
 def test_two_apps_have_metrics_of_their_own() -> None:

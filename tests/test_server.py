@@ -356,9 +356,7 @@ def test_a_gateway_of_the_minor_version_before_is_understood(
     with running_server(endpoint) as server:
         older = connect(endpoint)
         older.join("older", ProtocolVersion(1, PROTOCOL_VERSION.minor - 1))
-        # Its AddRequest, as it was before the tenant.
         request = msgspec.to_builtins(make_request("old"), builtin_types=(bytes,))
-        del request["tenant"]
         older.socket.send(msgspec.msgpack.encode(request))
         assert poll_one(server) == LinkCommand("older/1", make_request("old"))
 

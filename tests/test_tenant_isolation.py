@@ -32,6 +32,7 @@ from tests.target import Target, cached_tokens
 from tests.tenant_kit import bearer, hash_of, two_tenants, write
 
 ACME, GLOBEX = bearer("hs-acme"), bearer("hs-globex")
+ADMIN_KEY = "hs-admin"
 NUM_PAIRS = 40
 MAX_PAIRS = 120
 PROMPT_TOKENS = 700
@@ -53,6 +54,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         "tiny",
         *("--model", str(folder / "model"), "--served-model-name", "tiny", "--num-threads", "1"),
         *("--model-cache-dir", str(folder / "digests"), "--tenant-file", tenants(folder)),
+        *("--admin-key-file", admin_file(folder)),
         *("--block-size", "16", "--kv-cache-memory", "2400KiB", "--max-num-seqs", "8"),
         *("--host-cache-size", "2400KiB", "--disk-cache-dir", str(folder / "disk")),
     ) as target:
@@ -62,6 +64,20 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 def tenants(folder: Path) -> str:
     registered = f'\n[[shared.prefixes]]\ntext = "{PUBLIC}"\n'
     return write(folder, two_tenants(COMMON + registered))
+
+
+def admin_file(folder: Path) -> str:
+    path = folder / "admin-keys"
+    path.write_text(ADMIN_KEY)
+    return str(path)
+
+
+def counter(target: Target, name: str, **labels: str) -> float:
+    """The metrics are the operator's."""
+    with httpx.Client(
+        base_url=target.url, headers=bearer(ADMIN_KEY), timeout=20.0, verify=False
+    ) as client:
+        return metric(client, name, **labels)
 
 
 def prompt_of(seed: int, num_tokens: int = PROMPT_TOKENS) -> list[int]:
@@ -82,7 +98,7 @@ def cached(target: Target, who: dict[str, str], prompt: list[int] | str) -> int:
 
 def source_counts(target: Target) -> dict[str, float]:
     name = "prompt_tokens_cached_total"
-    return {tier: metric(target.http, name, source=tier) for tier in ("device", "host", "disk")}
+    return {tier: counter(target, name, source=tier) for tier in ("device", "host", "disk")}
 
 
 def test_nothing_crosses_in_any_tier(target: Target) -> None:
@@ -91,7 +107,7 @@ def test_nothing_crosses_in_any_tier(target: Target) -> None:
     prompts = [prompt_of(seed, 300) for seed in range(30)]
     for prompt in prompts:
         assert cached(target, ACME, prompt) == 0
-    wait_for(lambda: metric(target.http, "tier_stored_blocks_total", tier="disk") > 0)
+    wait_for(lambda: counter(target, "tier_stored_blocks_total", tier="disk") > 0)
     before = source_counts(target)
     for prompt in (prompts[-1], prompts[18], prompts[2]):
         assert cached(target, GLOBEX, prompt) == 0

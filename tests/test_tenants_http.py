@@ -99,6 +99,17 @@ def test_keys_of_one_tenant_share_and_other_tenants_do_not(client: httpx.Client)
     assert cached(client, GLOBEX, prompt=prompt) > 0
 
 
+def test_metrics_are_the_operators_and_told_by_tenant(client: httpx.Client) -> None:
+    assert complete(client, ACME).status_code == 200
+    assert_error(client.get("/metrics"), 401)
+    assert_error(client.get("/metrics", headers=ACME), 403)
+    text = client.get("/metrics", headers=bearer("root")).text
+    assert 'headstart_prefix_cache_queries_total{tenant="acme"}' in text
+    assert (
+        'headstart_request_errors_total{code="admin_key_required",type="permission_error"}' in text
+    )
+
+
 def test_a_forged_salt_leads_nowhere(client: httpx.Client) -> None:
     prompt = f"two {PROMPT}"
     assert cached(client, ACME, prompt=prompt) == 0

@@ -56,6 +56,11 @@ class CorruptBlock(DiskStoreError):
     """A record is not what was stored under its key: damaged, cut short, erased or another's."""
 
 
+class MissingBlock(CorruptBlock):
+    """The same, where that is nobody's damage: there is none, or another process may have erased
+    its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class DiskFormat:
     """What the payloads of a store are; a store reads only what has the same format.

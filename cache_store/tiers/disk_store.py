@@ -30,6 +30,7 @@ from cache_store.tiers.disk_format import (
     DiskFormat,
     DiskStoreError,
     HeadKind,
+    MissingBlock,
     RecordCodec,
 )
 from cache_store.tiers.disk_index import FoundBlock, choose
@@ -194,17 +195,21 @@ class DiskStore:
         """Fill ``into``, writable contiguous memory of ``payload_bytes``, with a slot's payload.
 
         Namespace, parent, token ids and checksums are verified. Raises CorruptBlock if anything
-        differs or the slot is empty, DiskStoreError if it cannot be read; ``into`` then holds
-        anything.
+        differs, MissingBlock if the block may well have been erased, DiskStoreError if it cannot be
+        read; ``into`` then holds anything.
         """
         view = memoryview(into).cast("B")
         size = self._codec.format.payload_bytes
         assert view.nbytes == size, f"{view.nbytes} bytes for a payload of {size}"
         record = self._slots.get(slot)
         if record is None or record.segment is None:
-            raise CorruptBlock(f"slot {slot} of the disk cache holds no block")
+            raise MissingBlock(f"slot {slot} of the disk cache holds no block")
         try:
             record.segment.read(record.index, key, view)
+        except CorruptBlock as error:
+            if record.segment.is_own:
+                raise
+            raise MissingBlock(f"{error}: its process may have erased it") from None
         except OSError as error:
             raise self._failed("read", error) from error
 

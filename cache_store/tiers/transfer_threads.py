@@ -21,7 +21,7 @@ from cache_store.events import Tier
 from cache_store.tiers.codec import BlockCodec, PayloadRows
 from cache_store.tiers.device import DeviceTier
 from cache_store.tiers.device_blocks import DeviceBlocks, device_blocks
-from cache_store.tiers.disk_format import DiskStoreError
+from cache_store.tiers.disk_format import CorruptBlock, DiskStoreError, MissingBlock
 from cache_store.tiers.disk_store import DiskStore
 from cache_store.tiers.host import HostTier
 from cache_store.transfer import TransferOrder, TransferResult
@@ -118,9 +118,10 @@ class _Lane:
             if isinstance(task, _Deletion):
                 copier.delete(task.block_ids)
                 continue
-            num_done, error = copier.copy(task.order)
+            num_done, failure = copier.copy(task.order)
             seconds = time.monotonic() - task.ordered_at
-            if error:
+            error = _words_of(failure)
+            if failure is not None:
                 order = task.order
                 logger.warning(
                     "%s to %s: %d of %d blocks: %s",
@@ -130,7 +131,8 @@ class _Lane:
                     len(order.source_ids),
                     error,
                 )
-            self._post(TransferResult(task.order.number, num_done, seconds, error))
+            is_corrupt = isinstance(failure, CorruptBlock) and not isinstance(failure, MissingBlock)
+            self._post(TransferResult(task.order.number, num_done, seconds, error, is_corrupt))
         if self._storage.disk is not None and self._thread.name.endswith(Tier.DISK.value):
             self._storage.disk.close()
 
@@ -146,18 +148,18 @@ class _Copier:
         self._device: DeviceBlocks = device_blocks(storage.device, storage.codec)
         self._staging = self._device.new_rows(0)
 
-    def copy(self, order: TransferOrder) -> tuple[int, str]:
-        """How many leading blocks arrived, and why the next one did not ("" if all did)."""
+    def copy(self, order: TransferOrder) -> tuple[int, Exception | None]:
+        """How many leading blocks arrived, and why the next one did not (None if all did)."""
         num_done = 0
         try:
             for count in self._copy(order):
                 num_done += count
         except DiskStoreError as error:
-            return num_done, str(error)
+            return num_done, error
         except Exception as error:  # whatever it is, the blocks are a miss and the engine goes on
             logger.exception("a transfer failed")
-            return num_done, type(error).__name__
-        return num_done, ""
+            return num_done, error
+        return num_done, None
 
     def delete(self, block_ids: Sequence[int]) -> None:
         assert self._disk is not None
@@ -230,3 +232,9 @@ class _Copier:
         if len(self._staging) < num_rows:
             self._staging = self._device.new_rows(num_rows)
         return self._staging[:num_rows]
+
+
+def _words_of(failure: Exception | None) -> str:
+    if failure is None:
+        return ""
+    return str(failure) if isinstance(failure, DiskStoreError) else type(failure).__name__

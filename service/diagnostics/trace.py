@@ -125,7 +125,7 @@ class RequestTrace:
     def admitted(self, output: RequestOutput, queue_s: float) -> None:
         """``output`` is the first one that told of cached tokens."""
         if self.first_admission is None:
-            self.first_admission, self.queue_s = output, queue_s
+            self.first_admission, self.queue_s, self.load_s = output, queue_s, output.load_s
 
     def token(self, prefill_s: float | None) -> None:
         """One or more have come; ``prefill_s`` is the worker's word, with the first."""

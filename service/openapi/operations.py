@@ -229,7 +229,8 @@ _STATE = (
     Operation(
         method="get",
         path="/metrics",
-        summary="Metrics in Prometheus' text format; no key is needed on loopback",
+        summary="Metrics in Prometheus' text format; on loopback without a key, "
+        "with a tenant file for operators",
         answers={200: Answer(media_type="text/plain")},
     ),
     Operation(

@@ -75,6 +75,11 @@ class TenantDirectory:
         return tuple(self._tenants.values())
 
     @property
+    def named(self) -> tuple[str, ...]:
+        """The ids of those in the tenant file, in its order; none without one."""
+        return self._named
+
+    @property
     def shared_prefixes(self) -> tuple[SharedPrefix, ...]:
         return self._shared_prefixes
 
@@ -123,6 +128,7 @@ class TenantDirectory:
         admins = {key.digest for key in lone if key.is_admin}
         keys = [*lone, *(key for key in found.keys if key.digest not in admins)]
         self._keys = KeyTable(keys)
+        self._named = tuple(found.tenants)
         self._tenants = {key.tenant.tenant_id: key.tenant for key in lone} | dict(found.tenants)
         if not self.needs_keys:
             self._tenants[EVERYONE.tenant_id] = EVERYONE

@@ -212,6 +212,7 @@ def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
     last = outputs[-1]
     cached = [o.num_cached_tokens for o in outputs if o.num_cached_tokens is not None]
     queued = [o.queue_s for o in outputs if o.queue_s is not None]
+    loaded = [o.load_s for o in outputs if o.load_s is not None]
     prefilled = [o.prefill_s for o in outputs if o.prefill_s is not None]
     evicted = [o.evicted for o in outputs if o.evicted is not None]
     return RequestOutput(
@@ -226,6 +227,7 @@ def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
         num_host_tokens=max(o.num_host_tokens for o in outputs),
         num_disk_tokens=max(o.num_disk_tokens for o in outputs),
         evicted=evicted[-1] if evicted else None,
+        load_s=loaded[-1] if loaded else None,
     )
 
 

@@ -313,6 +313,7 @@ class FakeWorker:
                 request_id=request_id,
                 num_cached_tokens=num_cached,
                 queue_s=now - request.arrived_at,
+                load_s=0.0,
                 prompt_logprobs=scores,
             )
         )
