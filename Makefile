@@ -76,7 +76,7 @@ $(VENV)/.installed-serve: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed-serve
 	@echo '[+] tools for tests and checks'
-	@$(INSTALL) --no-build-isolation --editable '.[worker,dev,clients]'
+	@$(INSTALL) --no-build-isolation --editable '.[worker,dev,clients,otel]'
 	@echo '[+] kernels of all formats, once: processes that test side by side would each compile them'
 	@$(BIN)/python -m model_worker.compiled --all
 	@touch $@

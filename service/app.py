@@ -6,8 +6,10 @@ made here; there is none at module level.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
@@ -17,7 +19,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.config import GatewayConfig
+from service.config import ConfigError, GatewayConfig
 from service.errors import GatewayError, InvalidRequest, error_from_status, error_response
 from service.gateway import Gateway
 from service.http_protocol import HeadstartProtocol
@@ -42,9 +44,13 @@ from service.routes import (
 from service.security import MAX_HEAD_BYTES, SecurityMiddleware
 from service.workers.registry import WorkerRegistry
 
+if TYPE_CHECKING:
+    from service.tracing.spans import RequestSpans
+
 __all__ = ["create_app", "gateway_in", "uvicorn_config"]
 
 KEEPALIVE_SECONDS = 15.0
+_LAST_SPANS_S = 3.0  # for those of the last requests to reach their collector
 # /dashboard/data stands before /dashboard/{name}.
 _ROUTES = (
     *(chat, completions, messages, responses, models, tokenize, sessions, cache, history),
@@ -61,6 +67,9 @@ def create_app(
     The app's own documentation pages are off: they would load scripts from elsewhere.
     """
     gateway = Gateway(config, registry, make_metadata_store(config), keepalive=keepalive)
+    spans = _make_spans(config)
+    if spans is not None:
+        gateway.diagnostics.add_listener(spans.ended)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -69,15 +78,21 @@ def create_app(
             yield
         finally:
             await gateway.stop()
+            if spans is not None:
+                await asyncio.to_thread(spans.close, _LAST_SPANS_S)
 
     app = FastAPI(
         title="Headstart",
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        # Its own spans would carry paths, which may name sessions, and its records the words of
+        # exceptions, which may quote a prompt: ours are all, whatever the environment says.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         lifespan=lifespan,
         middleware=[
             Middleware(RequestContextMiddleware, on_error=gateway.metrics.count_error),
+            *_tracing(spans),
             Middleware(
                 SecurityMiddleware,
                 config=config,
@@ -121,6 +136,28 @@ def uvicorn_config(app: FastAPI, config: GatewayConfig) -> uvicorn.Config:
         lifespan="on",
         timeout_keep_alive=75,
     )
+
+
+def _make_spans(config: GatewayConfig) -> RequestSpans | None:
+    """None, and nothing of OpenTelemetry loaded, where none are asked for."""
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        from service.tracing.export import exported_spans
+    except ImportError:
+        raise ConfigError(
+            "--otlp-endpoint needs OpenTelemetry, which is not installed here: "
+            "pip install 'headstart[otel]'"
+        ) from None
+    return exported_spans(config.otlp_endpoint)
+
+
+def _tracing(spans: RequestSpans | None) -> tuple[Middleware, ...]:
+    if spans is None:
+        return ()
+    from service.tracing.middleware import TracingMiddleware
+
+    return (Middleware(TracingMiddleware, spans=spans),)
 
 
 async def _on_gateway_error(_: Request, error: Exception) -> Response:

@@ -69,6 +69,7 @@ class GatewayConfig:
     sessions_dir: str | None = None  # where embedded metadata keeps sessions; None: nowhere
     tool_call_parser: str = "auto"
     canonical_tools: bool = False
+    otlp_endpoint: str | None = None  # of the collector that spans go to
     log_level: str = "info"
 
     @property
@@ -136,6 +137,7 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
         sessions_dir=_sessions_dir(values),
         tool_call_parser=values["tool_call_parser"],
         canonical_tools=values["canonical_tools"],
+        otlp_endpoint=values["otlp_endpoint"],
         log_level=values["log_level"],
     )
     if not (is_loopback(config.host) or config.has_keys or config.allow_no_auth):

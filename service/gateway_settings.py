@@ -147,6 +147,15 @@ GATEWAY_SETTINGS = (
         is_flag=True,
     ),
     Setting(
+        "otlp_endpoint",
+        kinds.http_url,
+        None,
+        "OpenTelemetry collector that spans of requests go to, such as http://127.0.0.1:4318; for "
+        "the extra otel.",
+        _GATEWAY,
+        "URL",
+    ),
+    Setting(
         "worker",
         kinds.endpoint,
         (),

@@ -8,7 +8,6 @@ readers to say; it measures nothing and knows nothing of HTTP.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from cache_store.block_hash import HASH_BYTES, Namespace
 from cache_store.shared_prefixes import Place, SharedPrefixes, hash_prompt
 from model_worker.protocol import ModelCard
+from service.sessions.identity import session_digest
 
 __all__ = ["MAX_BYTES", "MAX_REQUESTS", "RequestHistory", "RequestRecord", "ServedRequest"]
 
@@ -143,13 +143,13 @@ class RequestHistory:
         if (shared := self._shared()) is not None:
             place = shared.divide(namespace, served.token_ids[: served.num_prompt_tokens])
         hashes = hash_prompt(place, served.token_ids, card.block_size).joined
-        label = f"{served.tenant}\0{served.session}" if served.session else ""
+        session = session_digest(served.tenant, served.session) if served.session else ""
         return RequestRecord(
             request_id=served.request_id,
             at=self._clock(),
             tenant=served.tenant,
             namespace=namespace.root_hash[:_LABEL_BYTES].hex(),
-            session=_label_of(label) if label else "",
+            session=session,
             block_size=card.block_size,
             block_hashes=np.frombuffer(hashes, "<u8")[:: HASH_BYTES // 8].copy(),
             num_prompt_blocks=served.num_prompt_tokens // card.block_size,
@@ -159,7 +159,3 @@ class RequestHistory:
             num_host_tokens=served.num_host_tokens,
             num_disk_tokens=served.num_disk_tokens,
         )
-
-
-def _label_of(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=2 * _LABEL_BYTES).hexdigest()

@@ -152,6 +152,7 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "log_level": "error",
         "tool_call_parser": "mistral",
         "canonical_tools": True,
+        "otlp_endpoint": "http://collector:4318/",
     }
     assert set(arguments) == {setting.name for setting in settings_of("gateway")}
     made = gateway_config(resolve("gateway", arguments, NOTHING))
@@ -179,6 +180,7 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "sessions_dir": None,
         "tool_call_parser": "mistral",
         "canonical_tools": True,
+        "otlp_endpoint": "http://collector:4318",
         "log_level": "error",
     }
     assert "hidden" not in repr(made)

@@ -23,13 +23,31 @@ class Diagnostics:
         self._clock = clock
         self._wall = wall
         self._store = TraceStore(clock)
+        self._listeners: list[Callable[[RequestTrace], None]] = []
 
-    def begin(self, prompt: TracedPrompt, received_at: float) -> RequestTrace:
-        """Of a request that is about to be sent to a worker; listed from now on."""
+    def add_listener(self, listener: Callable[[RequestTrace], None]) -> None:
+        """To be called with each trace, listed or not, that has ended."""
+        self._listeners.append(listener)
+
+    @property
+    def num_listeners(self) -> int:
+        return len(self._listeners)
+
+    def begin(
+        self, prompt: TracedPrompt, received_at: float, *, is_listed: bool = True
+    ) -> RequestTrace:
+        """Of a request that is about to be sent to a worker; listed from now on, unless it is
+        a further choice of a prompt, which finds what the first one has computed."""
         started_at = self._wall() - (self._clock() - received_at)
-        trace = RequestTrace(prompt, received_at, self._clock, started_at, self._store.grown)
-        self._store.add(trace)
+        trace = RequestTrace(prompt, received_at, self._clock, started_at, self._ended)
+        if is_listed:
+            self._store.add(trace)
         return trace
+
+    def _ended(self, trace: RequestTrace) -> None:
+        self._store.grown(trace)
+        for listener in self._listeners:
+            listener(trace)
 
     def recent(self, limit: int, tenant: str | None = None) -> list[RequestRecord]:
         """The latest requests, the last one first; of ``tenant`` alone, if given."""

@@ -72,10 +72,10 @@ class RequestTrace:
 
     __slots__ = (
         "_clock",
-        "_first_token_at",
         "_on_end",
         "decode_s",
         "first_admission",
+        "first_token_at",
         "load_s",
         "number",
         "outcome",
@@ -84,6 +84,7 @@ class RequestTrace:
         "prompt",
         "queue_s",
         "received_at",
+        "sent_at",
         "started_at",
         "ttft_s",
         "worker_epoch",
@@ -101,11 +102,13 @@ class RequestTrace:
         self.prompt = TracedPrompt() if prompt is None else prompt
         self.received_at = received_at
         self.started_at = started_at
-        self.number = 0  # its place among all that were listed
+        self.number = 0  # its place among all that were listed; 0 if it was not
         self.first_admission: RequestOutput | None = None
         self.output_token_ids = NO_TOKENS
         self.worker_id = ""
         self.worker_epoch = 0
+        self.sent_at: float | None = None  # both on the clock
+        self.first_token_at: float | None = None
         self.outcome = "running"
         self.queue_s: float | None = None
         self.load_s: float | None = None
@@ -113,7 +116,6 @@ class RequestTrace:
         self.decode_s: float | None = None
         self.ttft_s: float | None = None
         self._clock = clock
-        self._first_token_at: float | None = None
         self._on_end = on_end
 
     # ------------------------------------------------------------ as it happens
@@ -121,6 +123,7 @@ class RequestTrace:
     def sent(self, worker_id: str, worker_epoch: int) -> None:
         """``worker_epoch`` tells the lives of a worker apart."""
         self.worker_id, self.worker_epoch = worker_id, worker_epoch
+        self.sent_at = self._clock()
 
     def admitted(self, output: RequestOutput, queue_s: float) -> None:
         """``output`` is the first one that told of cached tokens."""
@@ -129,8 +132,8 @@ class RequestTrace:
 
     def token(self, prefill_s: float | None) -> None:
         """One or more have come; ``prefill_s`` is the worker's word, with the first."""
-        if self._first_token_at is None:
-            self._first_token_at = self._clock()
+        if self.first_token_at is None:
+            self.first_token_at = self._clock()
             self.prefill_s = prefill_s
 
     def ended(
@@ -139,14 +142,19 @@ class RequestTrace:
         """However it ended. ``output_token_ids`` are those that the worker has computed."""
         self.outcome = outcome
         self.ttft_s = ttft_s
-        if self._first_token_at is not None:
-            self.decode_s = self._clock() - self._first_token_at
+        if self.first_token_at is not None:
+            self.decode_s = self._clock() - self.first_token_at
         if output_token_ids:
             self.output_token_ids = np.asarray(output_token_ids, dtype=np.int32)
         if self._on_end is not None:
             self._on_end(self)
 
     # ------------------------------------------------------------ afterwards
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it is the first choice of its prompt."""
+        return self.number > 0
 
     @property
     def is_admitted(self) -> bool:

@@ -199,9 +199,6 @@ class _Sample:
 def _trace(
     request: Request, asked: Generation, sample: _Sample, turn: Turn | None, index: int
 ) -> RequestTrace:
-    """The further samples of a prompt find what the first has computed, and are not listed."""
-    if sample.number:
-        return RequestTrace()
     gateway, prompt, tenant = gateway_of(request), sample.prompt, tenant_in(request)
     card = gateway.served_model().card
     hex_id = request_id_of(request)
@@ -218,7 +215,7 @@ def _trace(
         source=prompt.source,
         is_scored=prompt.sampling_params.num_prompt_logprobs is not None,
     )
-    return gateway.diagnostics.begin(traced, asked.received_at)
+    return gateway.diagnostics.begin(traced, asked.received_at, is_listed=not sample.number)
 
 
 def _cache_salt(asked: Generation, turn: Turn | None, tenant: Tenant) -> str:

@@ -5,6 +5,7 @@ Owns the rules for a session's id and where it may stand. Knows nothing of what 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ __all__ = [
     "check_session_id",
     "is_response_session",
     "named_session",
+    "session_digest",
     "tenant_of",
 ]
 
@@ -48,6 +50,12 @@ def check_session_id(given: str, param: str = "session_id") -> str:
 def is_response_session(session_id: str) -> bool:
     """Whether it is no conversation that a client has named."""
     return session_id.startswith(RESPONSE_PREFIX)
+
+
+def session_digest(tenant: str, label: str) -> str:
+    """Names a session, or whatever label its client chose, without telling it: 16 hexadecimal
+    digits. The same in every process, so whoever guesses a label can check it."""
+    return hashlib.blake2b(f"{tenant}\0{label}".encode(), digest_size=8).hexdigest()
 
 
 def named_session(request: Request, body_field: str | None) -> SessionKey | None:

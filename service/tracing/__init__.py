@@ -1,0 +1,1 @@
+"""OpenTelemetry spans of requests, for who has the extra ``otel`` and a collector."""
