@@ -276,10 +276,9 @@ def make_trace() -> RequestTrace:
     trace.number = 1
     trace.sent("w", 1)
     admission = RequestOutput(
-        request_id="r", num_cached_tokens=192, num_host_tokens=64, num_disk_tokens=32
+        request_id="r", num_cached_tokens=192, num_host_tokens=64, num_disk_tokens=32, load_s=0.25
     )
     trace.admitted(admission, 0.5)
-    trace.load_s = 0.25
     trace.token(1.0)
     trace.ended("stop")
     return trace
