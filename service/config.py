@@ -65,6 +65,7 @@ class GatewayConfig:
     session_ttl: float = 86_400.0
     no_store: bool = False
     no_request_history: bool = False
+    show_prompt_text: bool = False
     session_idle_timeout: float = 60.0
     sessions_dir: str | None = None  # where embedded metadata keeps sessions; None: nowhere
     tool_call_parser: str = "auto"
@@ -133,6 +134,7 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
         session_ttl=values["session_ttl"],
         no_store=values["no_store"],
         no_request_history=values["no_request_history"],
+        show_prompt_text=values["show_prompt_text"],
         session_idle_timeout=values["session_idle_timeout"],
         sessions_dir=_sessions_dir(values),
         tool_call_parser=values["tool_call_parser"],
@@ -149,6 +151,11 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
         raise ConfigError(
             "--cors-origin * lets every web page use a server without keys: give --api-key-file or "
             "--tenant-file, or --allow-no-auth"
+        )
+    if config.show_prompt_text and not config.admin_keys:
+        raise ConfigError(
+            "--show-prompt-text shows what users have written to whoever may see the dashboard: "
+            "give an --admin-key-file as well"
         )
     if "worker" in values and not config.workers and config.redis_url is None:
         raise ConfigError(

@@ -17,6 +17,9 @@ from cache_store.metadata.base import MetadataStore
 from model_worker.protocol import ModelCard
 from service import tokenizer
 from service.config import GatewayConfig
+from service.dashboard.board import Board
+from service.dashboard.previews import PromptPreviews
+from service.dashboard.status import Condition, condition_of
 from service.diagnostics.diagnostics import Diagnostics
 from service.errors import ModelNotFound, Unavailable
 from service.fleet import Fleet
@@ -75,6 +78,7 @@ class Gateway:
         self.grammar_checks = GrammarChecks(self._threads)
         self._fleet = Fleet(config, registry, metadata, self._threads)
         self._policies = WorkerPolicies(self.tenants, registry, self._fleet, self._threads)
+        self.previews = PromptPreviews() if config.show_prompt_text else None
         self.history = self._make_history()
         self.miss_ratio = MissRatioCurve()  # stays empty without a history
         if self.history is not None:
@@ -91,9 +95,10 @@ class Gateway:
             lambda: registry.workers,
             self.tenants,
             time.time,
-            self.diagnostics.forget,
+            self._forget,
         )
         self.responses = StoredResponses(self.sessions)
+        self.board = Board(registry, self.metrics.registry, lambda: self.condition)
         self._served: ServedModel | None = None
         self._failure = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -106,6 +111,7 @@ class Gateway:
         self._tasks = [
             asyncio.create_task(self._adopt_model()),
             asyncio.create_task(self.tenants.watch()),
+            asyncio.create_task(self.board.run()),
         ]
 
     async def stop(self) -> None:
@@ -150,6 +156,16 @@ class Gateway:
         if self.tenants.problem:
             return "the tenant file cannot be used; the tenants stay as they were"
         return ""
+
+    @property
+    def condition(self) -> Condition:
+        """All of this in one line, as operators read it."""
+        return condition_of(
+            self.unready_reason,
+            self.degraded_reason,
+            is_draining=self.gate.is_draining,
+            workers=self.registry.reports(),
+        )
 
     def model(self, name: str) -> ServedModel:
         """The model served under ``name``. Raises Unavailable or ModelNotFound."""
@@ -208,11 +224,21 @@ class Gateway:
             self._tasks = [task for task in self._tasks if not task.done()] + [sharing]
         self.sessions.take_up()
 
+    def _forget(self, tenant: str, session_id: str | None) -> None:
+        """A session was deleted, or all of a tenant's."""
+        self.diagnostics.forget(tenant, session_id)
+        if self.previews is not None:
+            self.previews.clear()  # whose each block is, they do not know
+
     def _make_history(self) -> RequestHistory | None:
         """None where none is to be kept."""
         if self.config.no_request_history:
             return None
-        return RequestHistory(lambda: self.registry.card, lambda: self._fleet.shared_prefixes)
+        return RequestHistory(
+            lambda: self.registry.card,
+            lambda: self._fleet.shared_prefixes,
+            on_tokens=None if self.previews is None else self.previews.note,
+        )
 
     def _read_workers(self) -> list[WorkerReading]:
         ready = {worker.worker_id for worker in self.registry.ready_workers()}

@@ -156,6 +156,15 @@ GATEWAY_SETTINGS = (
         "URL",
     ),
     Setting(
+        "show_prompt_text",
+        kinds.boolean,
+        False,
+        "Show how prompts begin on the dashboard, to those with an admin key.",
+        _GATEWAY,
+        "",
+        is_flag=True,
+    ),
+    Setting(
         "worker",
         kinds.endpoint,
         (),

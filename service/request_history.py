@@ -82,7 +82,8 @@ class RequestRecord:
 
 class RequestHistory:
     """``card`` gives the model's card once there is one, ``shared`` the prefixes that namespaces
-    have in common. Belongs to the event loop. A listener is told each record as it comes."""
+    have in common. Belongs to the event loop. A listener is told each record as it comes.
+    ``on_tokens`` is also given the ids that its hashes are of: for whoever may keep them."""
 
     def __init__(
         self,
@@ -92,12 +93,14 @@ class RequestHistory:
         max_requests: int = MAX_REQUESTS,
         max_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.time,
+        on_tokens: Callable[[RequestRecord, NDArray[np.int32]], None] | None = None,
     ) -> None:
         self._card = card
         self._shared = shared
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._clock = clock
+        self._on_tokens = on_tokens
         self._records: deque[RequestRecord] = deque()
         self._num_bytes = 0
         self._listeners: list[Callable[[RequestRecord], None]] = []
@@ -128,6 +131,8 @@ class RequestHistory:
             self._num_bytes -= self._records.popleft().num_bytes
         for listener in self._listeners:
             listener(record)
+        if self._on_tokens is not None:
+            self._on_tokens(record, served.token_ids)
 
     def forget(self, tenant: str) -> int:
         """Drop all records of a tenant; how many there were."""

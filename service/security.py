@@ -35,7 +35,8 @@ MAX_HEAD_BYTES = 32 * 2**10
 _MAX_HEADERS = 100
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _OPEN_PATHS = frozenset({"/health", "/live", "/version", "/openapi.json"})
-_ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/dashboard/data", "/v1/cache/history"})
+_ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/v1/cache/history"})
+_DASHBOARD_DATA = "/dashboard/data"  # and all below it
 _DRAIN_LIMIT = 64 * 2**20  # bytes read and thrown away so that the client gets to see the answer
 _DRAIN_SECONDS = 5.0
 _IDLE_SECONDS = 30.0  # without a byte of a body
@@ -84,7 +85,7 @@ class SecurityMiddleware:
     def _check(self, method: str, path: str, headers: Headers) -> Tenant:
         tenant = EVERYONE
         if self._needs_key(path):
-            is_admins = path in _ADMIN_PATHS or (path == "/metrics" and self._has_tenants)
+            is_admins = _needs_admin(path) or (path == "/metrics" and self._has_tenants)
             tenant = self._identify(headers, needs_admin=is_admins)
         # Some POSTs may come without a body; everything else must say that it is JSON.
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
@@ -136,7 +137,7 @@ class SecurityMiddleware:
         there where it tells of named tenants."""
         if path == "/metrics":
             return not self._is_local or self._has_tenants
-        is_asset = path == "/" or (path.startswith("/dashboard") and path not in _ADMIN_PATHS)
+        is_asset = path == "/" or (path.startswith("/dashboard") and not _needs_admin(path))
         return not (is_asset or path in _OPEN_PATHS)
 
     def _with_rates(self, send: Send, tenant: Tenant) -> Send:
@@ -151,6 +152,11 @@ class SecurityMiddleware:
             await send(message)
 
         return send_with_rates
+
+
+def _needs_admin(path: str) -> bool:
+    is_data = path == _DASHBOARD_DATA or path.startswith(_DASHBOARD_DATA + "/")
+    return is_data or path in _ADMIN_PATHS
 
 
 def key_of(headers: Headers) -> str:

@@ -145,6 +145,7 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "session_idle_timeout": "5",
         "no_store": True,
         "no_request_history": True,
+        "show_prompt_text": True,
         "worker": ["tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"],
         "link_secret_file": str(secret),
         "redis_url": "redis://:hidden@host",
@@ -172,6 +173,7 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "session_idle_timeout": 5.0,
         "no_store": True,
         "no_request_history": True,
+        "show_prompt_text": True,
         "workers": ("tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"),
         "finds_workers": False,
         "link_secret_file": str(secret),
@@ -311,6 +313,14 @@ def test_every_page_may_use_a_server_with_keys_alone(tmp_path: Path) -> None:
     )
     assert gateway(cors_origin=["*"], tenant_file="/t").cors_origins == ("*",)
     assert gateway(cors_origin=["*"], allow_no_auth=True).cors_origins == ("*",)
+
+
+def test_prompts_are_shown_to_those_with_an_admin_key_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give an --admin-key-file as well"):
+        gateway(show_prompt_text=True)
+    admin = tmp_path / "admin"
+    admin.write_text("root-key\n")
+    assert gateway(show_prompt_text=True, admin_key_file=str(admin)).show_prompt_text
 
 
 def test_key_files_that_cannot_work_are_refused(tmp_path: Path) -> None:

@@ -92,11 +92,17 @@ def test_operator_routes_need_an_admin_key(client: httpx.Client) -> None:
     assert client.post("/reset_prefix_cache").status_code == 401
     assert client.post("/reset_prefix_cache", headers=user).status_code == 403
     assert client.post("/reset_prefix_cache", headers=admin).status_code == 200
-    assert client.get("/dashboard/data").status_code == 401
-    assert client.get("/dashboard/data", headers=user).status_code == 403
-    assert client.get("/v1/cache/history").status_code == 401
-    assert client.get("/v1/cache/history", headers=user).status_code == 403
-    assert client.get("/v1/cache/history", headers=admin).status_code == 200
+    for path in (
+        "/dashboard/data",
+        "/dashboard/data/series",
+        "/dashboard/data/anything",
+        "/v1/cache/history",
+    ):
+        assert client.get(path).status_code == 401
+        assert client.get(path, headers=user).status_code == 403
+    action = {"action": "delete", "tenant": "default", "session_id": "s"}
+    assert client.post("/dashboard/data/sessions", json=action).status_code == 401
+    assert client.post("/dashboard/data/sessions", json=action, headers=user).status_code == 403
     assert client.get("/dashboard/data", headers=admin).json()["ready"] is True
 
 

@@ -129,6 +129,7 @@ def test_what_is_always_written_is_required_and_the_rest_is_not() -> None:
 
 # ---------------------------------------------------------------- what the server says
 
+SESSION_ACTION = {"action": "evict", "tenant": "default", "session_id": "s1"}
 SESSION_ROUTES = [
     ("post", "/v1/sessions", {"session_id": "s1", "ttl": 60}, 201),
     ("get", "/v1/sessions", None, 200),
@@ -136,6 +137,8 @@ SESSION_ROUTES = [
     ("get", "/v1/sessions/s1", None, 200),
     ("post", "/v1/sessions/s1/prewarm", {"messages": MESSAGES}, 200),
     ("post", "/v1/sessions/s1/fork", {}, 201),
+    ("post", "/dashboard/data/sessions", SESSION_ACTION, 200),
+    ("get", "/dashboard/data/sessions", None, 200),
     ("delete", "/v1/sessions/s1", None, 200),
     ("delete", "/v1/tenants/me/data", None, 200),
 ]
@@ -171,6 +174,13 @@ ANSWERED = [
     ("get", "/v1/cache/history", None, 200),
     ("get", "/v1/cache/history?limit=0", None, 400),
     ("get", "/dashboard/data", None, 200),
+    ("get", "/dashboard/data/series?span=2h&after=1.5", None, 200),
+    ("get", "/dashboard/data/series?span=3h", None, 400),
+    ("get", "/dashboard/data/requests?limit=5", None, 200),
+    ("get", "/dashboard/data/findings", None, 200),
+    ("get", "/dashboard/data/sessions?search=a&offset=0&limit=5", None, 200),
+    ("get", "/dashboard/data/sessions?limit=0", None, 400),
+    ("post", "/dashboard/data/sessions", {**SESSION_ACTION, "session_id": "nothing"}, 404),
     ("get", "/", None, 200),
     ("get", "/dashboard/dashboard.css", None, 200),
     ("get", "/dashboard/nothing", None, 404),

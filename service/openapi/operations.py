@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.errors import AnthropicErrorBody, ErrorBody
+from service.openapi.dashboard import DASHBOARD
 from service.openapi.dialects import DIALECTS
 from service.openapi.operation import (
     GENERATING,
@@ -239,28 +240,6 @@ _STATE = (
         summary="The number of requests in flight",
         answers={200: Answer((operating.Load,))},
     ),
-    Operation(
-        method="get",
-        path="/dashboard/data",
-        summary="The dashboard's figures",
-        access=Access.ADMIN,
-        answers={200: Answer((dict[str, Any],))},
-    ),
-    Operation(
-        method="get",
-        path="/",
-        summary="The dashboard",
-        access=Access.OPEN,
-        answers={200: Answer(media_type="text/html")},
-    ),
-    Operation(
-        method="get",
-        path="/dashboard/{name}",
-        summary="The dashboard's files",
-        access=Access.OPEN,
-        answers={200: Answer(media_type="*/*")},
-        errors=frozenset({404}),
-    ),
 )
 
-OPERATIONS = (*_OPENAI, *DIALECTS, *_TOKENS, *_SESSIONS, *_CACHE, *_STATE)
+OPERATIONS = (*_OPENAI, *DIALECTS, *_TOKENS, *_SESSIONS, *_CACHE, *_STATE, *DASHBOARD)

@@ -12,6 +12,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from service.dashboard.marks import MarkKind
 from service.errors import Conflict, InvalidRequest, Unavailable, WorkerLost
 from service.gateway import Gateway, gateway_of
 from service.routes.answering import prewarm
@@ -91,6 +92,7 @@ async def reset_prefix_cache(request: Request) -> Response:
         dropped = await asyncio.gather(*(worker.reset_cache() for worker in workers))
     except (WorkerLostError, WorkerNotReadyError):
         raise WorkerLost("A worker was lost before it answered.", retry_after=5) from None
+    gateway.board.marks.add(MarkKind.RESET, f"cache reset: {sum(dropped)} blocks dropped")
     body = bodies.encode(BlocksDropped(sum(dropped)))
     return Response(body, media_type="application/json")
 

@@ -92,6 +92,17 @@ class SessionBook:
         entry = None if sessions is None else sessions.get(key.session_id)
         return entry is None or entry.last_active_at < last_active_at
 
+    def latest(self) -> list[SessionKey]:
+        """All that are known, of each tenant the most recently active first, tenants merged."""
+        recent = heapq.merge(
+            *(
+                [(entry.last_active_at, tenant, name) for name, entry in reversed(sessions.items())]
+                for tenant, sessions in self._tenants.items()
+            ),
+            reverse=True,
+        )
+        return [SessionKey(tenant, name) for _, tenant, name in recent]
+
     def is_awake(self, key: SessionKey) -> bool:
         return key in self._awake
 

@@ -235,6 +235,18 @@ class Sessions:
             await self._drop_blocks(record)
         return record is not None or bool(turns)
 
+    def latest(self) -> list[SessionKey]:
+        """All that this gateway knows, the most recently active first."""
+        return self._book.latest()
+
+    async def evict(self, key: SessionKey) -> bool:
+        """Whether there is one. What workers hold for it alone is removed soon after; the session
+        goes on, and its next turn is computed anew."""
+        record = await self.records.get(key)
+        if record is not None:
+            await self._drop_blocks(record)
+        return record is not None
+
     async def delete_all(self, tenant: str) -> int:
         """How many of the tenant's sessions there were."""
         num_deleted, cursor, is_last = 0, "", False

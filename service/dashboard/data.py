@@ -1,4 +1,4 @@
-"""What the dashboard shows, read from the server's own metrics.
+"""What the dashboard shows of this moment, read from the server's own metrics.
 
 Owns the form of GET /dashboard/data. Measures nothing itself.
 """
@@ -25,9 +25,12 @@ def dashboard_data(gateway: Gateway) -> dict[str, Any]:
         int(metrics.total("prefix_cache_hits_total")),
     )
     reason = gateway.unready_reason
+    status = gateway.board.status.look()
     return {
+        "at": gateway.board.clock(),
         "ready": not reason,
         "reason": reason,
+        "status": {"state": status.state, "cause": status.cause, "since": status.since},
         "uptime_s": metrics.clock() - metrics.started_at,
         "models": list(served.names) if served is not None else [],
         "max_model_len": served.card.max_model_len if served is not None else None,
@@ -36,11 +39,13 @@ def dashboard_data(gateway: Gateway) -> dict[str, Any]:
         "windows": {name: _window(gateway, seconds) for name, seconds in WINDOWS.items()},
         "requests": _requests(gateway),
         "kv_blocks": _kv_blocks(gateway),
+        "memory": _memory(gateway),
         "workers": [_worker(gateway, report) for report in gateway.registry.reports()],
         "totals": {
             "prompt_tokens": int(metrics.total("prompt_tokens_total")),
             "cached_tokens": int(metrics.total("prefix_cache_hits_total")),
             "generated_tokens": int(metrics.total("generation_tokens_total")),
+            "sessions": int(metrics.total("sessions")),
         },
     }
 
@@ -83,6 +88,35 @@ def _kv_blocks(gateway: Gateway) -> dict[str, int]:
         "free": sum(one.num_free_blocks for one in stats),
         "bytes_per_block": per_block,
     }
+
+
+def _memory(gateway: Gateway) -> list[dict[str, Any]]:
+    """Blocks by tier, over all workers; a tier below the device that no worker has is left out.
+    Of those below, what a request or a copy holds is not told apart."""
+    device = _kv_blocks(gateway)
+    tiers = [
+        {
+            "tier": "device",
+            "total": device["total"],
+            "locked": device["used"],
+            "evictable": device["evictable"],
+            "free": device["free"],
+        }
+    ]
+    reports = [tier for worker in gateway.registry.workers for tier in worker.stats.tiers]
+    for tier in dict.fromkeys(report.tier for report in reports):
+        total = sum(report.num_blocks for report in reports if report.tier is tier)
+        cached = sum(report.num_cached for report in reports if report.tier is tier)
+        tiers.append(
+            {
+                "tier": tier.value,
+                "total": total,
+                "locked": 0,
+                "evictable": cached,
+                "free": max(0, total - cached),
+            }
+        )
+    return tiers
 
 
 def _worker(gateway: Gateway, report: WorkerReport) -> dict[str, Any]:

@@ -1,0 +1,174 @@
+"""The course of the metrics: readings, rings, what is made of two readings, and quantiles."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from service.dashboard.history import SPANS, MetricHistory
+from service.dashboard.quantiles import quantiles
+from service.dashboard.readings import HISTOGRAMS, SCALARS, Buckets, MetricReader, Reading
+
+EMPTY = Buckets(np.empty(0), np.empty(0))
+
+
+def reading(at: float, *, ttft_hit: Buckets = EMPTY, **scalars: float) -> Reading:
+    row = np.array([scalars.get(name, 0.0) for name in SCALARS])
+    return Reading(at, row, (ttft_hit, *(EMPTY for _ in range(len(HISTOGRAMS) - 1))))
+
+
+def history_of(*readings: Reading) -> MetricHistory:
+    history = MetricHistory()
+    for item in readings:
+        history.add(item)
+    return history
+
+
+# ---------------------------------------------------------------- readings
+
+
+def test_a_reading_sums_over_workers_and_tenants() -> None:
+    registry = CollectorRegistry()
+    cached = Counter("headstart_prompt_tokens_cached", "", ["source", "tenant"], registry=registry)
+    computed = Counter("headstart_prompt_tokens_computed", "", ["worker"], registry=registry)
+    ttft = Histogram(
+        "headstart_time_to_first_token_seconds",
+        "",
+        ["cache", "tenant"],
+        buckets=(1.0, 2.0),
+        registry=registry,
+    )
+    cached.labels("device", "a").inc(5)
+    cached.labels("device", "b").inc(7)
+    cached.labels("disk", "a").inc(3)
+    computed.labels("w1").inc(10)
+    computed.labels("w2").inc(20)
+    ttft.labels("hit", "a").observe(0.5)
+    ttft.labels("hit", "b").observe(1.5)
+    ttft.labels("miss", "b").observe(9.0)
+    taken = MetricReader(registry).read(100.0)
+    scalars = dict(zip(SCALARS, taken.scalars, strict=True))
+    assert (scalars["device"], scalars["host"], scalars["disk"]) == (12, 0, 3)
+    assert scalars["computed"] == 30
+    hit, miss, itl = taken.buckets
+    assert hit.bounds.tolist() == [1.0, 2.0, math.inf]
+    assert hit.counts.tolist() == [1, 2, 2]
+    assert miss.counts.tolist() == [0, 0, 1]
+    assert len(itl.bounds) == 0
+
+
+def test_a_gauge_is_read_as_its_integral() -> None:
+    registry = CollectorRegistry()
+    running = Gauge("headstart_num_requests_running", "", ["worker"], registry=registry)
+    reader = MetricReader(registry)
+    running.labels("a").set(2)
+    running.labels("b").set(2)
+    values = []
+    for at in (10.0, 11.0, 13.0):
+        values.append(reader.read(at).scalars[SCALARS.index("running")])
+        running.labels("b").set(0)
+    # From 4 to 2 within a second, then 2 for two seconds.
+    assert values == [0.0, 3.0, 7.0]
+
+
+# ---------------------------------------------------------------- quantiles
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(0.25, 0.5), (0.5, 1.0), (0.625, 2.0), (0.75, 3.0), (0.95, 3.8), (1.0, 4.0)],
+)
+def test_a_quantile_is_interpolated_within_its_bucket(share: float, expected: float) -> None:
+    bounds = np.array([1.0, 3.0, 4.0, math.inf])
+    found = quantiles(bounds, np.array([[2.0, 3.0, 4.0, 4.0], [0.0, 0.0, 0.0, 0.0]]), share)
+    assert found[0] == pytest.approx(expected)
+    assert math.isnan(found[1])
+
+
+def test_beyond_the_largest_bound_it_is_that_bound() -> None:
+    assert quantiles(np.array([1.0, 2.0, math.inf]), np.array([[0.0, 0.0, 5.0]]), 0.5) == [2.0]
+
+
+def test_without_buckets_there_is_no_quantile() -> None:
+    assert np.isnan(quantiles(np.empty(0), np.zeros((3, 0)), 0.5)).all()
+
+
+# ---------------------------------------------------------------- series
+
+
+def test_a_point_is_what_grew_over_its_window() -> None:
+    # 100 tokens are asked for each second; from the tenth second on 50 of them are found.
+    found = [50.0 * max(0, i - 10) for i in range(31)]
+    readings = [
+        reading(1000.0 + i, queried=100.0 * i, hit=found[i], device=found[i], computed=7.0 * i)
+        for i in range(31)
+    ]
+    series = history_of(*readings).series("10m")
+    assert series.times.tolist() == [1000.0 + i for i in range(1, 31)]
+    by_time = dict(zip(series.times.tolist(), series.columns["hit_rate"].tolist(), strict=True))
+    assert by_time[1001.0] == 0.0
+    assert by_time[1015.0] == pytest.approx(0.25)  # five of the ten seconds before
+    assert by_time[1020.0] == by_time[1030.0] == pytest.approx(0.5)
+    assert series.columns["hit_device"].tolist() == series.columns["hit_rate"].tolist()
+    assert series.columns["hit_disk"][-1] == 0.0
+    assert series.columns["computed_per_s"].tolist() == pytest.approx([7.0] * 30)
+    assert series.columns["hit_per_s"][-1] == pytest.approx(50.0)
+
+
+def test_where_nothing_was_asked_for_there_is_no_rate() -> None:
+    series = history_of(reading(1.0), reading(2.0)).series("10m")
+    assert math.isnan(series.columns["hit_rate"][0])
+    assert math.isnan(series.columns["ttft_hit_p50"][0])
+    assert series.columns["computed_per_s"].tolist() == [0.0]
+
+
+def test_a_gauge_is_its_mean_over_one_step() -> None:
+    series = history_of(
+        reading(1.0, running=0.0), reading(2.0, running=4.0), reading(4.0, running=10.0)
+    ).series("10m")
+    assert series.columns["running"].tolist() == [4.0, 3.0]
+
+
+def test_quantiles_are_of_the_window_alone_and_start_with_the_first_sample() -> None:
+    bounds = np.array([1.0, 2.0, math.inf])
+    early = Buckets(bounds, np.array([10.0, 10.0, 10.0]))
+    late = Buckets(bounds, np.array([10.0, 12.0, 12.0]))
+    readings = [reading(0.0), reading(1.0, ttft_hit=early)]
+    readings += [reading(2.0 + i, ttft_hit=early) for i in range(12)]
+    readings.append(reading(14.0, ttft_hit=late))
+    column = history_of(*readings).series("10m").columns["ttft_hit_p50"]
+    assert column[0] == pytest.approx(0.5)
+    assert math.isnan(column[-2])  # the first ten are longer ago than a window
+    assert column[-1] == pytest.approx(1.5)
+
+
+def test_only_later_points_are_given_and_they_are_the_same() -> None:
+    readings = [reading(float(i), queried=10.0 * i, hit=float(i * i % 7)) for i in range(60)]
+    history = history_of(*readings)
+    whole, later = history.series("10m"), history.series("10m", after=50.0)
+    assert later.times.tolist() == whole.times[-9:].tolist() == [51.0 + i for i in range(9)]
+    for name, column in later.columns.items():
+        assert column.tolist() == pytest.approx(whole.columns[name][-9:].tolist(), nan_ok=True)
+    assert len(history.series("10m", after=59.0).times) == 0
+    assert len(MetricHistory().series("1d").times) == 0
+
+
+def test_each_ring_is_bounded_and_takes_its_own_steps() -> None:
+    history = history_of(*(reading(float(i), queried=float(i)) for i in range(3_000)))
+    for name, span in SPANS.items():
+        times = history.series(name).times
+        assert len(times) <= span.num_points
+        assert np.diff(times).tolist() == [span.step_s] * (len(times) - 1)
+    assert len(history.series("10m").times) == 600
+    assert history.series("10m").times[-1] == 2999.0
+    with pytest.raises(KeyError):
+        history.series("1w")
+
+
+def test_timers_that_are_a_little_early_leave_no_gap() -> None:
+    history = history_of(*(reading(i * 0.999) for i in range(101)))
+    assert len(history.series("10m").times) == 100
+    assert len(history.series("2h").times) == 10
