@@ -106,22 +106,23 @@ def test_a_preview_is_how_the_prefix_begins_as_long_as_it_is_kept() -> None:
     first = request("ab")
     tokens = np.array([ord("A")] * BLOCK + [ord("B")] * BLOCK, dtype=np.int32)
     previews.note(first, tokens)
-    assert previews.text(int(first.block_hashes[0]), decode) == "A" * BLOCK
-    assert previews.text(int(first.block_hashes[1]), decode) == "B" * BLOCK
+    one, two = first.block_hashes.tolist()
+    assert previews.text([one], decode) == "A" * BLOCK
+    assert previews.text([one, two], decode) == "A" * BLOCK + "B" * BLOCK
     previews.note(request("a"), tokens)  # seen again
     previews.note(request("xy"), tokens)
     assert len(previews) == 3
-    assert previews.text(int(first.block_hashes[0]), decode) is not None
-    assert previews.text(int(first.block_hashes[1]), decode) is None
+    assert previews.text([one, two], decode) == "A" * BLOCK
+    assert previews.text([two], decode) is None
     previews.clear()
-    assert previews.text(int(first.block_hashes[0]), decode) is None
+    assert previews.text([one], decode) is None
 
 
 def test_a_long_preview_is_cut() -> None:
     previews = PromptPreviews()
     record = request("a")
     previews.note(record, np.full(BLOCK, ord("m"), dtype=np.int32))
-    text = previews.text(int(record.block_hashes[0]), lambda ids: "word " * 100)
+    text = previews.text(record.block_hashes.tolist(), lambda ids: "word " * 100)
     assert text is not None
     assert len(text) == MAX_CHARS + 1
     assert text.endswith("…")

@@ -104,6 +104,7 @@ def test_operator_routes_need_an_admin_key(client: httpx.Client) -> None:
     assert client.post("/dashboard/data/sessions", json=action).status_code == 401
     assert client.post("/dashboard/data/sessions", json=action, headers=user).status_code == 403
     assert client.get("/dashboard/data", headers=admin).json()["ready"] is True
+    assert client.get("/v1/cache/history", headers=admin).status_code == 200
 
 
 def test_with_api_keys_alone_operator_routes_stay_closed() -> None:

@@ -1,4 +1,4 @@
-"""What the server's recent past says: the prefixes that requests have in common.
+"""What the server's recent past says: common prefixes, and what more memory would have found.
 
 Owns the form of GET /dashboard/data/findings. What is found is found elsewhere.
 """
@@ -11,6 +11,7 @@ import msgspec
 
 from service.dashboard.prefixes import PrefixNode, PrefixTree, prefix_tree
 from service.gateway import Gateway
+from service.miss_ratio_curve import MissRatioReport, sizes_of
 
 __all__ = ["Findings", "find"]
 
@@ -42,15 +43,25 @@ class Prefixes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """``curve`` is null before a model is served."""
+
     prefixes: Prefixes
+    curve: MissRatioReport | None
 
 
 async def find(gateway: Gateway) -> Findings:
     history = gateway.history
-    if history is None:
-        return Findings(prefixes=_prefixes(gateway, PrefixTree((), 0, 0, None)))
-    tree = await asyncio.to_thread(prefix_tree, history.records())
-    return Findings(prefixes=_prefixes(gateway, tree))
+    records = () if history is None else history.records()
+    tree = await asyncio.to_thread(prefix_tree, records)
+    return Findings(prefixes=_prefixes(gateway, tree), curve=_curve(gateway))
+
+
+def _curve(gateway: Gateway) -> MissRatioReport | None:
+    card = gateway.registry.card
+    if card is None:
+        return None
+    sizes = sizes_of([worker.stats for worker in gateway.registry.workers])
+    return gateway.miss_ratio.report(card, sizes)
 
 
 def _prefixes(gateway: Gateway, tree: PrefixTree) -> Prefixes:
@@ -68,7 +79,7 @@ def _row(gateway: Gateway, node: PrefixNode) -> PrefixRow:
     previews, served = gateway.previews, gateway.served
     preview = None
     if previews is not None and served is not None:
-        preview = previews.text(node.first_hash, served.tokenizer.decode)
+        preview = previews.text(node.first_hashes, served.tokenizer.decode)
     return PrefixRow(
         name=f"{node.block_hash:016x}",
         parent=node.parent,

@@ -19,6 +19,7 @@ __all__ = ["PrefixNode", "PrefixTree", "prefix_tree"]
 
 MAX_RECORDS = 5_000
 MAX_NODES = 48
+_NUM_FIRST = 8
 _LEAST_SHARE = 0.002  # of the traffic, for a node to be drawn
 
 
@@ -29,7 +30,7 @@ class PrefixNode:
     all the prompt tokens that were looked at, ``hit_share`` how much of them was found."""
 
     block_hash: int  # of its last block, which names it
-    first_hash: int  # of its first
+    first_hashes: tuple[int, ...]  # of its first blocks, eight at most
     parent: int | None  # index of its parent, which stands before it
     num_tokens_before: int
     num_tokens: int
@@ -171,7 +172,7 @@ def _node(
     num_requests = int(counts.num_requests[last])
     return PrefixNode(
         block_hash=int(counts.hashes[last]),
-        first_hash=int(counts.hashes[own[0]]),
+        first_hashes=tuple(counts.hashes[own[:_NUM_FIRST]].tolist()),
         parent=parent,
         num_tokens_before=run.start * block_size,
         num_tokens=len(own) * block_size,

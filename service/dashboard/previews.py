@@ -45,10 +45,18 @@ class PromptPreviews:
     def clear(self) -> None:
         self._blocks.clear()
 
-    def text(self, first_hash: int, decode: Callable[[Sequence[int]], str]) -> str | None:
-        """How the prefix's own part begins; None where its ids are not kept any more."""
-        content = self._blocks.get(first_hash)
-        if content is None:
+    def text(
+        self, block_hashes: Sequence[int], decode: Callable[[Sequence[int]], str]
+    ) -> str | None:
+        """How these blocks, which follow each other, begin; None where the first one's ids are not
+        kept any more."""
+        contents = []
+        for block_hash in block_hashes:
+            content = self._blocks.get(block_hash)
+            if content is None:
+                break
+            contents.append(content)
+        if not contents:
             return None
-        text = decode(np.frombuffer(content, dtype=np.int32).tolist())
+        text = decode(np.frombuffer(b"".join(contents), dtype=np.int32).tolist())
         return text if len(text) <= MAX_CHARS else text[:MAX_CHARS] + "…"

@@ -8,7 +8,7 @@ const HEIGHT = 164;
 const MARK_REACH = 8; // pixels on either side of the pointer
 const MARK_COLOURS = {
   start: "mark-good", restart: "mark-warn", lost: "mark-bad", reset: "mark-warn",
-  model: "mark-info", template: "mark-info",
+  model: "mark-info", template: "mark-info", now: "locked",
 };
 
 const charts = new Set();
@@ -124,9 +124,15 @@ class Chart {
   }
 
   showLatest() {
+    if (this.spec.latest === "none") return;
+    this.say(this.columns.map((column) =>
+      this.spec.latest === "known" ? column.findLast(isKnown) : column.at(-1)));
+  }
+
+  /** One figure for each series, in the legend and for those who cannot see the chart. */
+  say(values) {
     const said = this.spec.series.map((item, index) => {
-      const column = this.columns[index];
-      const value = this.spec.latest === "known" ? column.findLast(isKnown) : column.at(-1);
+      const value = values[index];
       this.values[index].textContent = isKnown(value) ? this.spec.y.format(value) : NONE;
       if (isKnown(value)) this.values[index].dataset.value = value;
       else delete this.values[index].dataset.value;
@@ -143,7 +149,7 @@ class Chart {
     this.tooltip.hidden = !isOver || (!near.length && !isKnown(idx));
     if (this.tooltip.hidden) return;
     const rows = near.map((mark) =>
-      element("p", { class: "mark" }, `${clock(mark.at)} ${mark.text}`));
+      element("p", { class: "mark" }, this.markText(mark)));
     if (isKnown(idx)) {
       rows.push(element("p", { class: "at" }, this.at(this.plot.data[0][idx], true)));
       this.spec.series.forEach((item, index) => {
@@ -213,6 +219,10 @@ export class TimeChart extends Chart {
     return clock(value, isExact);
   }
 
+  markText(mark) {
+    return `${clock(mark.at)} ${mark.text}`;
+  }
+
   range(low, high) {
     return this.extent ?? [low ?? 0, high ?? 1];
   }
@@ -235,6 +245,10 @@ export class SizeChart extends Chart {
 
   at(value) {
     return value ? this.spec.x.format(value) : "";
+  }
+
+  markText(mark) {
+    return mark.text;
   }
 
   range(low, high) {

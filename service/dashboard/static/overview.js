@@ -79,8 +79,8 @@ function memoryRow(tier, blocks, blockSize) {
     const share = tier.total ? ` · ${format.percent(value / tier.total, 0)}` : "";
     const shown = element("dd", { id: `kv-${tier.tier}-${name}` }, size(value) + share);
     shown.dataset.value = value;
-    figures.append(element("div", {}, element("span", { class: `swatch ${name}` }),
-      element("dt", {}, label), shown));
+    const term = element("dt", {}, element("span", { class: `swatch ${name}` }), label);
+    figures.append(element("div", {}, term, shown));
   }
   const total = element("span", { class: "note", id: `kv-${tier.tier}-total` },
     `${size(tier.total)} for ${format.compact(tier.total * (blockSize ?? 0))} tokens`);
