@@ -45,6 +45,7 @@ def dashboard_data(gateway: Gateway) -> dict[str, Any]:
             "prompt_tokens": int(metrics.total("prompt_tokens_total")),
             "cached_tokens": int(metrics.total("prefix_cache_hits_total")),
             "generated_tokens": int(metrics.total("generation_tokens_total")),
+            "prefill_saved_s": metrics.total("prefill_seconds_saved_total"),
             "sessions": int(metrics.total("sessions")),
         },
     }
