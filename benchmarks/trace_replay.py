@@ -2,7 +2,7 @@
 
     python -m benchmarks.trace_replay [--trace NAME] [--policy NAME] [--data FOLDER] [--output FILE]
 
-Two parts, both over benchmarks/trace_cache.py: hit rate by device capacity and policy, which says
+Two parts, both over cache_store/simulation: hit rate by device capacity and policy, which says
 what more memory would buy; and, for one size of the device, with host memory and disk below it, in
 which tier the hits are. Answers are not inserted, since the traces do not say what they were.
 
@@ -21,10 +21,11 @@ from typing import Any
 
 from benchmarks import trace_tables
 from benchmarks.report import save
-from benchmarks.trace_cache import Capacity, replay
 from benchmarks.trace_plot import plot_policies, plot_tiers
-from benchmarks.traces import CATALOGUE, DATA, Trace, TraceSource, load_trace, source_named
+from benchmarks.traces import CATALOGUE, DATA, TraceSource, load_trace, source_named
 from cache_store.eviction import EVICTION_POLICIES
+from cache_store.simulation.replay import Capacity, replay
+from cache_store.simulation.trace import Trace
 
 WORKLOAD = "recorded traces, see benchmarks/data/README.md; answers not inserted"
 HOST_TO_DEVICE = (1, 4)  # sizes of the host's tier

@@ -1,35 +1,18 @@
-"""Traces of requests: which prompt blocks each request had, in the order of their arrival.
+"""The recorded traces in benchmarks/data.
 
-Owns the files' formats and the catalogue of those in benchmarks/data, with the hit rates that two
-simulators independent of this project found for them. Knows nothing of caches.
+Owns the catalogue, with the hit rates that two simulators independent of this project found for
+them. Knows nothing of caches, nor of the files' form.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from cache_store.simulation.trace import Trace, read_trace
 
 DATA = Path(__file__).parent / "data"
-_FIELDS = (("timestamp", 0.001, "input_length", "hash_ids"), ("t", 1.0, "in", "h"))
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """``block_ids`` is 1-D int32; equal ids mean equal blocks after equal prefixes.
-
-    The last block may be partly filled; ``num_tokens`` is the length of the prompt.
-    """
-
-    arrival_s: float
-    block_ids: NDArray[np.int32]
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +32,6 @@ class TraceSource:
     lru_by_capacity: Mapping[int, float]
     unbounded: tuple[float, float]
     tiered_device: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    block_tokens: int
-    requests: tuple[TraceRequest, ...] = field(repr=False)
-
-    @property
-    def num_blocks(self) -> int:
-        """Prompt blocks of all requests together."""
-        return sum(len(request.block_ids) for request in self.requests)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(request.num_tokens for request in self.requests)
-
-    @property
-    def num_unique_blocks(self) -> int:
-        """A cache of so many blocks never evicts."""
-        return len(np.unique(np.concatenate([request.block_ids for request in self.requests])))
-
-    @property
-    def num_longest_blocks(self) -> int:
-        """A cache of fewer blocks cannot hold every prompt."""
-        return max(len(request.block_ids) for request in self.requests)
 
 
 CATALOGUE: tuple[TraceSource, ...] = (
@@ -126,14 +84,5 @@ def source_named(name: str) -> TraceSource:
 
 
 def load_trace(source: TraceSource, folder: Path = DATA) -> Trace:
-    """Raises OSError for a missing file and ValueError for one that is no trace."""
-    with gzip.open(folder / source.file, "rt", encoding="utf-8") as lines:
-        return Trace(source.block_tokens, tuple(_request(json.loads(line)) for line in lines))
-
-
-def _request(row: dict[str, Any]) -> TraceRequest:
-    for time_field, seconds, length_field, ids_field in _FIELDS:
-        if ids_field in row:
-            block_ids = np.asarray(row[ids_field], dtype=np.int32)
-            return TraceRequest(row[time_field] * seconds, block_ids, row[length_field])
-    raise ValueError(f"no request of a trace: {', '.join(row)}")
+    """Raises OSError for a missing file and TraceError for one that is no trace."""
+    return read_trace(folder / source.file, source.block_tokens)

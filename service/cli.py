@@ -1,4 +1,4 @@
-"""The command line: `headstart serve`, `gateway`, `worker`, `chat`, `tenants` and `settings`.
+"""The command line: what `headstart` can be asked to do.
 
 Owns how arguments become configuration objects and how a failure is told: one line on stderr and a
 non-zero exit. Its options come from the table in service.settings; it knows no setting by name
@@ -21,6 +21,7 @@ from model_worker.protocol import EXIT_CONFIG
 from service import __version__, config
 from service.config import ConfigError
 from service.settings import SECTIONS, Setting, settings_of
+from service.simulation.command import simulate
 from service.tenants.command import tenants_app
 
 __all__ = ["build_app", "main"]
@@ -55,6 +56,7 @@ def build_app() -> typer.Typer:
     app.command("gateway")(_command("gateway", _gateway))
     app.command("worker")(_command("worker", _worker))
     app.command("chat")(_chat)
+    app.command("simulate")(simulate)
     app.command("settings")(_settings)
     app.add_typer(tenants_app(), name="tenants")
     return app

@@ -25,9 +25,11 @@ __all__ = [
     "ChatConfig",
     "ConfigError",
     "GatewayConfig",
+    "OperatorConfig",
     "chat_config",
     "gateway_config",
     "is_loopback",
+    "operator_config",
     "resolve",
     "worker_config",
 ]
@@ -84,6 +86,14 @@ class ChatConfig:
 
     url: str
     model: str | None
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorConfig:
+    """The server that a command in the terminal looks at."""
+
+    url: str
     api_key: str | None = field(default=None, repr=False)
 
 
@@ -220,6 +230,14 @@ def chat_config(values: Mapping[str, Any], url: str, model: str | None) -> ChatC
     """``values`` are those of `chat`. Raises ConfigError."""
     try:
         return ChatConfig(url=http_url(url), model=model, api_key=values["api_key"])
+    except ValueError as error:
+        raise ConfigError(f"--url: {error}") from error
+
+
+def operator_config(values: Mapping[str, Any], url: str) -> OperatorConfig:
+    """``values`` are those of `simulate` or `top`. Raises ConfigError."""
+    try:
+        return OperatorConfig(url=http_url(url), api_key=values["api_key"])
     except ValueError as error:
         raise ConfigError(f"--url: {error}") from error
 

@@ -15,7 +15,7 @@ __all__ = ["ENV_PREFIX", "SECTIONS", "SETTINGS", "Section", "Setting", "settings
 
 _WORKER = ("serve", "worker")
 _BOTH = ("serve", "gateway", "worker")
-_CHAT = ("chat",)
+_CLIENTS = ("chat", "simulate", "top")
 
 
 _LINK_SETTINGS = (
@@ -260,9 +260,15 @@ _ENGINE_SETTINGS = (
     ),
 )
 
-_CHAT_SETTINGS = (
+_CLIENT_SETTINGS = (
     Setting(
-        "api_key", kinds.text, None, "Key to send to the server.", _CHAT, "KEY", is_env_only=True
+        "api_key",
+        kinds.text,
+        None,
+        "Key to send to the server; simulate and top need an admin key.",
+        _CLIENTS,
+        "KEY",
+        is_env_only=True,
     ),
 )
 
@@ -274,7 +280,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("Model", _MODEL_SETTINGS),
     Section("Cache", _CACHE_SETTINGS),
     Section("Engine", _ENGINE_SETTINGS),
-    Section("Terminal chat", _CHAT_SETTINGS),
+    Section("In the terminal", _CLIENT_SETTINGS),
 )
 SETTINGS: tuple[Setting, ...] = tuple(
     setting for section in SECTIONS for setting in section.settings
@@ -282,5 +288,5 @@ SETTINGS: tuple[Setting, ...] = tuple(
 
 
 def settings_of(command: str) -> tuple[Setting, ...]:
-    """The rows that ``command`` (serve, gateway, worker, chat, tenants) takes, in table order."""
+    """The rows that ``command`` (serve, gateway, worker, chat, ...) takes, in table order."""
     return tuple(setting for setting in SETTINGS if command in setting.commands)

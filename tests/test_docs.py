@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from benchmarks import summary
 from service import settings_document
 from service.app import create_app
+from service.cli import build_app
 from service.config import GatewayConfig
 from service.dialects.message_fields import MESSAGE_FIELDS
 from service.dialects.response_fields import RESPONSE_FIELDS
@@ -50,10 +54,18 @@ def test_the_readme_has_the_figures_of_the_results() -> None:
     assert readme == fresh, "python -m benchmarks.summary --write"
 
 
+def options_of(command: Any) -> Iterator[str]:
+    """Of it and of all commands below it."""
+    for parameter in command.params:
+        yield from parameter.opts
+    for below in getattr(command, "commands", {}).values():
+        yield from options_of(below)
+
+
 def test_every_option_that_documents_name_exists() -> None:
     known = {setting.flag for setting in SETTINGS}
     known |= {"--help", "--version", "--constraint", "--no-deps", "--strict"}
-    known |= {"--name", "--expires"}  # of headstart tenants create-key
+    known |= set(options_of(typer.main.get_command(build_app())))
     known |= {"--rm", "--entrypoint", "--force-recreate"}  # of docker compose
     known |= {"--build", "--target"}  # of cmake
     known |= {"--vllm-python", "--llama-server", "--transformers-python", "--sglang-python"}

@@ -22,6 +22,10 @@ ALLOWED_IMPORTS = {
     "model_worker": ("model_worker", "cache_store"),
     "cache_store": ("cache_store",),
 }  # fmt: skip
+# A command for a person at a terminal, no part of a gateway: it replays through the real cache.
+EXTRA_IMPORTS = {
+    "service.simulation": ("cache_store.simulation", "cache_store.eviction"),
+}
 TORCH_PACKAGES = ("model_worker", "cache_store.tiers")
 
 
@@ -63,6 +67,8 @@ def imports_of(file: Path) -> set[str]:
 def forbidden_imports(file: Path) -> list[str]:
     own = module_name(file)
     allowed = ALLOWED_IMPORTS[own.split(".")[0]]
+    for package, names in EXTRA_IMPORTS.items():
+        allowed += names if is_within(own, package) else ()
     found = []
     for name in sorted(imports_of(file)):
         is_ours = any(is_within(name, package) for package in PACKAGES)

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from benchmarks.report import RESULTS
-from benchmarks.trace_cache import Capacity, ReplayResult, TraceReplay, replay
 from benchmarks.trace_plot import plot_policies, plot_tiers
 from benchmarks.trace_replay import capacity_runs, differences, replay_source, tier_capacities
 from benchmarks.trace_tables import markdown
-from benchmarks.traces import CATALOGUE, Trace, TraceRequest, TraceSource, load_trace, source_named
+from benchmarks.traces import CATALOGUE, TraceSource, load_trace, source_named
+from cache_store.simulation.replay import Capacity, ReplayResult, TraceReplay, replay
+from cache_store.simulation.trace import Trace, TraceRequest
 
 
 @functools.cache
@@ -118,7 +119,7 @@ def test_policies_differ_where_they_should() -> None:
 
 
 def test_a_cache_that_cannot_hold_the_longest_prompt_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 blocks cannot hold a prompt of 3"):
+    with pytest.raises(ValueError, match="2 blocks cannot hold a request of 3"):
         replay(trace([1], [1, 2, 3]), Capacity(2, host=9), "lru")
 
 

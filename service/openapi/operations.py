@@ -28,7 +28,13 @@ from service.request_fields import REQUEST_FIELDS, Endpoint
 from service.schemas import bodies, operating, session
 from service.schemas.chat import ChatRequest
 from service.schemas.completion import CompletionRequest, PromptField
-from service.schemas.history import LINES, HistoryLimit, HistoryLine
+from service.schemas.history import (
+    BLOCK_BYTES_HEADER,
+    BLOCKS_HEADER,
+    LINES,
+    HistoryLimit,
+    HistoryLine,
+)
 from service.schemas.message_bodies import ModelInfo, ModelPage
 from service.schemas.tokenize import CHAT_FIELDS, Detokenize, Detokenized, Tokenize, Tokenized
 
@@ -192,7 +198,11 @@ _CACHE = (
         summary="The requests of late, as hashes: a trace, one line of JSON each",
         access=Access.ADMIN,
         parameters=(Parameter("limit", "query", HistoryLimit, "the latest ones; all without it"),),
-        answers={200: Answer((HistoryLine,), media_type=LINES)},
+        answers={
+            200: Answer(
+                (HistoryLine,), media_type=LINES, headers=(BLOCKS_HEADER, BLOCK_BYTES_HEADER)
+            )
+        },
         errors=frozenset({400, 404}),
     ),
 )

@@ -14,9 +14,19 @@ import msgspec
 
 from service.request_history import MAX_REQUESTS, RequestRecord
 
-__all__ = ["LINES", "CachedTokens", "HistoryLimit", "HistoryLine", "history_lines"]
+__all__ = [
+    "BLOCKS_HEADER",
+    "BLOCK_BYTES_HEADER",
+    "LINES",
+    "CachedTokens",
+    "HistoryLimit",
+    "HistoryLine",
+    "history_lines",
+]
 
 LINES = "application/x-ndjson"
+BLOCKS_HEADER = "X-Headstart-Blocks"  # device=N, host=N, disk=N: of all workers together
+BLOCK_BYTES_HEADER = "X-Headstart-Block-Bytes"
 
 HistoryLimit = Annotated[int, msgspec.Meta(ge=1, le=MAX_REQUESTS)]
 

@@ -2,7 +2,8 @@
 
 Owns the cache that is replayed through, the stand-in for copies between tiers, and the counting of
 hits. Every block of a trace becomes one block of one token, so that ids compare and chain as token
-ids do. One request after another: match, acquire, allocate, release with the whole prompt; copies
+ids do. One request after another: match, acquire, allocate, release with the whole prompt and with
+what the trace says of the answer; copies
 between tiers are done before the next request, at no cost, so that the figures say what capacity
 and policy give, not what bandwidth takes.
 """
@@ -12,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.traces import Trace, TraceRequest
+import numpy as np
+
 from cache_store.block_hash import Namespace
 from cache_store.cache import Lease
 from cache_store.events import Tier
 from cache_store.eviction import make_eviction_policy
 from cache_store.load_planner import LoadPlanner
 from cache_store.prefix_cache import PrefixCache
+from cache_store.simulation.trace import Trace, TraceRequest
 from cache_store.transfer import TransferOrder, TransferResult
 from cache_store.transfer_desk import LowerTiers
 
@@ -103,15 +106,15 @@ class TraceReplay:
     def run(self, request: TraceRequest) -> Lease:
         """Serve one request; its lease, released, says what was found where."""
         self._now_s = request.arrival_s
-        cache, block_ids = self.cache, request.block_ids
-        lease = cache.acquire(cache.match(NAMESPACE, block_ids))
-        while not cache.allocate(lease, len(block_ids)):
+        cache, stored_ids = self.cache, np.concatenate((request.block_ids, request.answer_ids))
+        lease = cache.acquire(cache.match(NAMESPACE, request.block_ids))
+        while not cache.allocate(lease, len(stored_ids)):
             assert cache.has_transfers, "an unlocked cache can always make room"
             cache.advance()
         while lease.is_loading:
             cache.advance()
         assert not lease.has_failed
-        cache.release(lease, block_ids, len(block_ids))
+        cache.release(lease, stored_ids, len(stored_ids))
         cache.advance()
         while cache.has_transfers:
             cache.advance()
@@ -130,11 +133,11 @@ class TraceReplay:
 def replay(trace: Trace, capacity: Capacity, policy: str) -> ReplayResult:
     """Run ``trace`` through an empty cache.
 
-    Raises ValueError if the longest prompt does not fit on the device.
+    Raises ValueError if the longest request does not fit on the device.
     """
     longest = trace.num_longest_blocks
     if capacity.device < longest:
-        raise ValueError(f"{capacity.device} blocks cannot hold a prompt of {longest}")
+        raise ValueError(f"{capacity.device} blocks cannot hold a request of {longest}")
     player = TraceReplay(capacity, policy)
     num_device = num_host = num_disk = num_hit_tokens = 0
     for request in trace.requests:
