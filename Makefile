@@ -77,6 +77,8 @@ $(VENV)/.installed-serve: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: $(VENV)/.installed-serve
 	@echo '[+] tools for tests and checks'
 	@$(INSTALL) --no-build-isolation --editable '.[worker,dev,clients,otel]'
+	@echo '[+] the client for JavaScript that the server is tested with'
+	@PATH="$(abspath $(BIN)):$$PATH" npm ci --prefix tests/node --no-audit --no-fund
 	@echo '[+] kernels of all formats, once: processes that test side by side would each compile them'
 	@$(BIN)/python -m model_worker.compiled --all
 	@touch $@
