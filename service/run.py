@@ -27,6 +27,7 @@ from service import __version__
 from service.app import create_app, gateway_in, uvicorn_config
 from service.config import ConfigError, GatewayConfig
 from service.gateway import Gateway
+from service.tokenizer import do_without_torch
 from service.workers.base import StateChange, WorkerState
 from service.workers.local import LocalWorker
 from service.workers.registry import WorkerRegistry
@@ -49,6 +50,7 @@ def serve(config: GatewayConfig, worker: WorkerConfig) -> int:
     Raises ConfigError when the address cannot be listened on.
     """
     listener = listen(config.host, config.port)
+    do_without_torch()
     child = LocalWorker(worker)
     exit_code = asyncio.run(GatewayProcess(config, WorkerRegistry([child]), listener).run())
     if exit_code == EXIT_CONFIG and not child.last_lines:
@@ -59,6 +61,7 @@ def serve(config: GatewayConfig, worker: WorkerConfig) -> int:
 def gateway(config: GatewayConfig) -> int:
     """A gateway for the workers at ``config.workers``. As :func:`serve`."""
     listener = listen(config.host, config.port)
+    do_without_torch()
     try:
         secret = read_link_secret(config.link_secret_file) if config.link_secret_file else None
     except LinkError as error:

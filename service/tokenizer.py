@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -22,13 +24,24 @@ from service.conversation import Conversation, Ending
 from service.sessions.splicer import AddedToken, Splicer
 from service.vocabulary import Vocabulary
 
-__all__ = ["ModelTokenizer", "TokenizerError", "preload"]
+__all__ = ["ModelTokenizer", "TokenizerError", "do_without_torch", "preload"]
 
 _log = logging.getLogger("headstart.gateway")
 
 
 class TokenizerError(Exception):
     """The card's files make no usable tokenizer; the message is one line."""
+
+
+def do_without_torch() -> None:
+    """Keep transformers from importing torch where a worker's is installed: no tokenizer needs it,
+    and it takes longer than all else that a gateway loads, and twice the memory.
+
+    For a process that is a gateway and nothing else, before transformers is imported.
+    """
+    modules: dict[str, Any] = sys.modules
+    modules["torch"] = None  # the import system's word for what is not to be found
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is none
 
 
 def preload() -> None:

@@ -157,15 +157,6 @@ def test_a_model_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
     assert line.startswith(("error: ", "headstart: "))
 
 
-def test_a_worker_alone_is_told_its_configuration(tmp_path: Path) -> None:
-    missing = tmp_path / "no-such-model"
-    arguments = ("--link-endpoint", f"ipc://{tmp_path}/link", "--model", str(missing))
-    result = headstart("worker", *arguments, timeout=120)
-    assert result.returncode == EXIT_CONFIG
-    assert "Traceback" not in result.stderr
-    assert str(missing) in result.stderr
-
-
 def test_settings_are_printed_as_markdown(here: Here) -> None:
     code, out, _ = here("settings")
     assert code == 0

@@ -15,7 +15,7 @@ import pytest
 
 from model_worker.protocol import EXIT_CONFIG
 from tests.http_kit import events_of, metric
-from tests.models import MAX_POSITION_EMBEDDINGS, save_model
+from tests.models import save_model
 from tests.server_kit import READY_S, RealServer, Stream, real_server, start_command
 from tests.speaker import TEXT, said, save_speaker
 from tests.target import Target, streamed, target_at, text_of
@@ -66,6 +66,16 @@ def test_a_start_prints_the_memory_bill_and_where_to_go(server: RealServer) -> N
         assert line in server.stderr
     assert f"Headstart 0.1.0 serves {MODEL}" in server.stdout
     assert f"Try        curl {server.url}/v1/chat/completions" in server.stdout
+
+
+def test_only_the_worker_loads_torch(server: RealServer, target: Target) -> None:
+    assert target.chat(max_tokens=1).status_code == 200  # all that an answer needs is loaded
+    mapped = {
+        pid: Path(f"/proc/{pid}/maps").read_text()
+        for pid in (server.process.pid, server.worker_pid)
+    }
+    assert "/torch/lib/" not in mapped[server.process.pid]
+    assert "/torch/lib/" in mapped[server.worker_pid]
 
 
 @pytest.mark.parametrize("max_tokens", [*range(1, 21), 40])
@@ -174,16 +184,11 @@ def test_starts_that_cannot_work_say_why_in_one_line(tmp_path: Path) -> None:
     broken = save_model("llama", tmp_path / "broken")
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    over = str(MAX_POSITION_EMBEDDINGS + 1)
     worker = ("worker", "--link-endpoint", f"ipc://{tmp_path}/link")  # as serve's, but alone
     starts = [
         BadStart(
             ("serve", "--port", "0", "--model", str(broken)),
             f"error: Cannot read the weights {weights}: ",
-        ),
-        BadStart(
-            (*worker, "--model", str(good), "--max-model-len", over),
-            f"error: --max-model-len {over} is over the model's limit of 2048 tokens",
         ),
         BadStart(
             (*worker, "--model", str(good), "--kv-cache-memory", "1KiB"),
