@@ -30,8 +30,10 @@ help:
 serve: $(VENV)/.installed-serve
 	@exec $(BIN)/headstart serve --model demo $(ARGS)
 
+# Bytecode is kept even where the environment says otherwise: every test process and every server
+# that they start would compile all of it again.
 test: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --maxprocesses 4 \
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --maxprocesses 4 \
 		--dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.installed-dev

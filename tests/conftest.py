@@ -27,12 +27,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 SLOW_FILES = (
     "test_user_data.py",
     "test_cases_tiers.py",
-    "test_demo_equality.py",
-    "test_main_job.py",
-    "test_compose.py",
-    "test_int8_accuracy.py",
-    "test_triton.py",
     "test_serve.py",
+    "test_int8_accuracy.py",
+    "test_schema_fuzzing.py",
+    "test_compose.py",
+    "test_tenant_isolation.py",
+    "test_main_job.py",
+    "test_triton.py",
+    "test_demo_equality.py",
+    "test_cli.py",
+    "test_tier_crash.py",
 )
 
 

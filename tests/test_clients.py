@@ -1,5 +1,9 @@
 """Clients that people build with, over real HTTP: each chats, streams, calls tools and reads
-structured answers. Those of OpenAI and Anthropic themselves are in the tests of their APIs."""
+structured answers. Those of OpenAI and Anthropic themselves are in the tests of their APIs.
+
+Each is imported by what uses it: all the processes that tests run in collect this file, which took
+a tenth of their start, and one of them runs it.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,17 @@ import gc
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx2
 import pydantic
 import pytest
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
-from llm.default_plugins import openai_models as llm_openai
-from pydantic_ai import Agent
-from pydantic_ai.models.openai import OpenAIChatModel
-from pydantic_ai.output import NativeOutput
-from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.gateway_kit import MODEL_NAME
 from tests.session_kit import Talk, talking
+
+if TYPE_CHECKING:
+    from langchain_openai import ChatOpenAI
+    from pydantic_ai import Agent
 
 # How these libraries end the connections that they keep is not ours to hold.
 pytestmark = pytest.mark.filterwarnings(
@@ -38,7 +38,6 @@ class City(pydantic.BaseModel):
     people: int
 
 
-@tool
 def weather(city: str) -> str:
     """The weather of a city."""
     return f"rain in {city}"
@@ -65,6 +64,8 @@ def talk(server: Talk) -> Talk:
 
 @pytest.fixture
 def langchain(talk: Talk) -> ChatOpenAI:
+    from langchain_openai import ChatOpenAI
+
     return ChatOpenAI(
         model=MODEL_NAME,
         base_url=f"{talk.served.base_url}/v1",
@@ -98,8 +99,10 @@ def test_langchain_streams(talk: Talk, langchain: ChatOpenAI) -> None:
 def test_langchain_calls_a_tool_and_says_what_came_of_it(
     talk: Talk, langchain: ChatOpenAI, streams: bool
 ) -> None:
+    from langchain_core.tools import tool
+
     talk.answers += [CALL, TEXT]
-    able = langchain.bind_tools([weather])
+    able = langchain.bind_tools([tool(weather)])
     asked: Any = None
     if streams:
         for chunk in able.stream("Rain?"):
@@ -108,7 +111,7 @@ def test_langchain_calls_a_tool_and_says_what_came_of_it(
         asked = able.invoke("Rain?")
     (call,) = asked.tool_calls
     assert (call["name"], call["args"]) == ("weather", {"city": "Cork"})
-    said = able.invoke([("user", "Rain?"), asked, weather.invoke(call)])
+    said = able.invoke([("user", "Rain?"), asked, tool(weather).invoke(call)])
     assert said.text == TEXT
     assert "rain in Cork" in talk.text_of(1)
 
@@ -125,17 +128,22 @@ def test_langchain_reads_a_structured_answer(talk: Talk, langchain: ChatOpenAI) 
 # ---------------------------------------------------------------- pydantic-ai
 
 
-MakeAgent = Callable[..., Agent[None, Any]]
-
-
 @pytest.fixture
-async def agent(talk: Talk) -> AsyncIterator[MakeAgent]:
+async def agent(talk: Talk) -> AsyncIterator[Callable[..., Agent[None, Any]]]:
+    import httpx2
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
     async with httpx2.AsyncClient(timeout=20.0) as client:
         provider = OpenAIProvider(
             base_url=f"{talk.served.base_url}/v1", api_key="none", http_client=client
         )
         model = OpenAIChatModel(MODEL_NAME, provider=provider)
         yield lambda **options: Agent(model, **options)
+
+
+MakeAgent = Callable[..., "Agent[None, Any]"]
 
 
 async def test_pydantic_ai_chats_and_streams(talk: Talk, agent: MakeAgent) -> None:
@@ -165,6 +173,8 @@ async def test_pydantic_ai_calls_a_tool(talk: Talk, agent: MakeAgent) -> None:
 
 
 async def test_pydantic_ai_reads_a_structured_answer(talk: Talk, agent: MakeAgent) -> None:
+    from pydantic_ai.output import NativeOutput
+
     talk.answers.append(CITY)
     found = await agent(output_type=NativeOutput(City)).run("A city?")
     assert found.output == City(name="Cork", people=224000)
@@ -175,6 +185,8 @@ async def test_pydantic_ai_reads_a_structured_answer(talk: Talk, agent: MakeAgen
 
 @pytest.fixture
 def chat_model(talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    from llm.default_plugins import openai_models as llm_openai
+
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
     model = llm_openai.Chat(
         model_id=MODEL_NAME,
