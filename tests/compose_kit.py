@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ CONTAINER_PORTS = ("6379", "7000", "8000")  # Redis, link, gateway
 PROGRAMS = {"headstart": [sys.executable, "-m", "service.cli"], "python": [sys.executable]}
 
 
+@cache
 def compose_command() -> list[str]:
     """`docker compose` where there is such a plugin, else the program of Debian's package."""
     plugin = ["docker", "compose"]
@@ -50,24 +52,29 @@ def clean_environment(variables: Mapping[str, str]) -> dict[str, str]:
 def compose_config(profile: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The document that would be run, validated, variables put in. Services of other profiles
     are left out."""
-    with tempfile.NamedTemporaryFile() as no_variables:  # not those of an .env that is here
-        result = subprocess.run(
-            [*compose_command(), "--env-file", no_variables.name, "--profile", profile, "config"],
-            cwd=ROOT,
-            env=clean_environment(variables or {}),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert result.returncode == 0, result.stderr
-    document: dict[str, Any] = yaml.safe_load(result.stdout)
+    document: dict[str, Any] = yaml.safe_load(_config(profile, tuple((variables or {}).items())))
     document["services"] = {
         name: service
         for name, service in document["services"].items()
         if profile in service.get("profiles", [profile])
     }
     return document
+
+
+@cache  # a second each
+def _config(profile: str, variables: tuple[tuple[str, str], ...]) -> str:
+    with tempfile.NamedTemporaryFile() as no_variables:  # not those of an .env that is here
+        result = subprocess.run(
+            [*compose_command(), "--env-file", no_variables.name, "--profile", profile, "config"],
+            cwd=ROOT,
+            env=clean_environment(dict(variables)),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def make_secrets(folder: Path) -> None:
