@@ -27,16 +27,16 @@ from tests.test_token_equality import model_of, references, token_ids
 
 MODEL = "demo"
 BLOCK_BYTES = 32 * 46_080  # of the demo model in float32
-NUM_BLOCKS = 20
-DISK_BYTES = 200 * 2**20
+NUM_BLOCKS = 11
+DISK_BYTES = 120 * 2**20
 SHIPS = ("Adder", "Bittern", "Curlew", "Dunlin", "Egret", "Fulmar")
 # Forward as users come round, and once back, when the last one's prompt is still near.
 ROUNDS = (range(6), range(6), range(6), range(5, -1, -1))
 
 
 def log_of(number: int) -> str:
-    """Some 400 to 500 tokens; two such prompts do not fit on the device together."""
-    lines = [f"Shelf {i} holds {i * 7} jars of plum jam." for i in range(1, 26 + number)]
+    """Some 190 to 260 tokens; two such prompts do not fit on the device together."""
+    lines = [f"Shelf {i} holds {i * 7} jars of plum jam." for i in range(1, 11 + number)]
     question = "Which ship is this? Reply with its name."
     return "\n".join([f"You keep the log of ship {SHIPS[number]}.", *lines, question])
 
@@ -57,7 +57,7 @@ def start(*arguments: str, hash_seed: str | None) -> RealServer:
             patch.setenv("PYTHONHASHSEED", hash_seed)
         return RealServer(
             *("--model", MODEL, "--model-cache-dir", str(DEMO_CACHE_DIR), "--num-threads", "1"),
-            *("--max-model-len", "608", "--kv-cache-memory", str(NUM_BLOCKS * BLOCK_BYTES)),
+            *("--max-model-len", "320", "--kv-cache-memory", str(NUM_BLOCKS * BLOCK_BYTES)),
             *arguments,
         )
 
@@ -133,7 +133,7 @@ class Voyages:
 def voyages(tmp_path_factory: pytest.TempPathFactory) -> Voyages:
     demo_source()  # converted once, into a folder that all starts share
     folder = tmp_path_factory.mktemp("disk-tier")
-    host = start("--host-cache-size", "600MiB", hash_seed="1")
+    host = start("--host-cache-size", "300MiB", hash_seed="1")
     disk = start(
         *("--host-cache-size", str(NUM_BLOCKS * BLOCK_BYTES), "--disk-cache-dir", str(folder)),
         *("--disk-cache-size", str(DISK_BYTES)),
@@ -160,15 +160,15 @@ def assert_all_equal_the_cold_ones(voyage: Voyage, cold: list[str]) -> None:
 def test_what_comes_back_from_host_memory_answers_as_before(voyages: Voyages) -> None:
     voyage = voyages.with_host
     assert_all_equal_the_cold_ones(voyage, voyage.texts[0])
-    assert voyage.cached["host"] > 6 * 300
-    assert voyage.promoted["host"] > 60
+    assert voyage.cached["host"] > 6 * 150
+    assert voyage.promoted["host"] > 6 * 5
     assert voyage.cached["disk"] == voyage.promoted["disk"] == 0
 
 
 def test_what_comes_back_from_the_disk_answers_as_before(voyages: Voyages) -> None:
     voyage = voyages.with_disk
     assert_all_equal_the_cold_ones(voyage, voyages.with_host.texts[0])
-    assert voyage.cached["disk"] > 6 * 300
+    assert voyage.cached["disk"] > 6 * 150
     assert voyage.cached["host"] > 0
     assert min(voyage.promoted.values()) > 0
     assert folder_bytes(voyages.folder) <= DISK_BYTES
@@ -198,7 +198,7 @@ def test_a_restart_without_a_hash_seed_hits_from_the_first_request(voyages: Voya
             body = ask(target, number)
             assert text_of(body) == voyages.with_host.texts[0][number]
             assert cached_tokens(body) == body["usage"]["prompt_tokens"] - 1
-        assert metric(target.http, "prompt_tokens_cached_total", source="disk") > 2 * 300
+        assert metric(target.http, "prompt_tokens_cached_total", source="disk") > 2 * 150
         assert metric(target.http, "tier_failed_blocks_total") == 0
         assert metric(target.http, "tier_stored_blocks_total", tier="disk") == 0
     assert [path.read_text() for path in strangers] == ["not a segment"] * 2
