@@ -51,7 +51,17 @@ class Needle:
     @cached_property
     def forms(self) -> tuple[bytes, ...]:
         """Any few of the ids, as integers of several sizes and orders and as decimals; any word."""
-        windows = [self.ids[at : at + _WINDOW] for at in range(len(self.ids) - _WINDOW + 1)]
+        return self._forms(_WINDOW, stride=1)
+
+    @cached_property
+    def hints(self) -> tuple[bytes, ...]:
+        """Where a form is, one of these is: of the starts of fewer ids in a form, each fourth. They
+        are a quarter as many, and mostly it is them that are not found."""
+        return self._forms(_WINDOW // 2, stride=_WINDOW // 2 + 1)
+
+    def _forms(self, size: int, stride: int) -> tuple[bytes, ...]:
+        starts = range(0, len(self.ids) - size + 1, stride)
+        windows = [self.ids[at : at + size] for at in starts]
         packed = (
             np.array(window, dtype=order).tobytes()
             for window in windows
@@ -65,6 +75,8 @@ class Needle:
         return (*packed, *decimal, *(word.encode() for word in self.text.split()))
 
     def is_in(self, content: bytes) -> bool:
+        if not any(hint in content for hint in self.hints):
+            return False
         return any(form in content for form in self.forms)
 
 
