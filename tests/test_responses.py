@@ -464,3 +464,16 @@ def test_a_store_that_does_not_answer(talk: Talk, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(store, "get_session", away)
     assert post(talk, "More", previous_response_id=first["id"]).status_code == 503
     assert respond(talk, "More")["store"] is False
+
+
+def test_logprobs_whole_and_streamed(talk: Talk) -> None:
+    scored = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    talk.answers += ["Oslo", "Oslo"]
+    part = respond(talk, "City?", **scored)["output"][0]["content"][0]
+    assert b"".join(bytes(item["bytes"]) for item in part["logprobs"]) == b"Oslo"
+    for item in part["logprobs"]:
+        assert -9999.0 <= item["logprob"] <= 0
+        assert len(item["top_logprobs"]) == 2
+    events = named_events(post(talk, "City?", stream=True, **scored))
+    deltas = [data for name, data in events if name == "response.output_text.delta"]
+    assert [item for data in deltas for item in data["logprobs"]] == part["logprobs"]
