@@ -20,6 +20,7 @@ import typer.exceptions
 from model_worker.protocol import EXIT_CONFIG
 from service import __version__, config
 from service.config import ConfigError
+from service.planning.command import plan
 from service.settings import SECTIONS, Setting, settings_of
 from service.simulation.command import simulate
 from service.tenants.command import tenants_app
@@ -57,6 +58,7 @@ def build_app() -> typer.Typer:
     app.command("worker")(_command("worker", _worker))
     app.command("chat")(_chat)
     app.command("simulate")(simulate)
+    app.command("plan")(plan)
     app.command("settings")(_settings)
     app.add_typer(tenants_app(), name="tenants")
     return app

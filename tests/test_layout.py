@@ -22,8 +22,10 @@ ALLOWED_IMPORTS = {
     "model_worker": ("model_worker", "cache_store"),
     "cache_store": ("cache_store",),
 }  # fmt: skip
-# A command for a person at a terminal, no part of a gateway: it replays through the real cache.
+# Commands of a person at a terminal, no part of a gateway: one replays through the real cache, one
+# reckons with its blocks.
 EXTRA_IMPORTS = {
+    "service.planning": ("cache_store.block",),
     "service.simulation": ("cache_store.simulation", "cache_store.eviction"),
 }
 TORCH_PACKAGES = ("model_worker", "cache_store.tiers")
