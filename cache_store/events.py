@@ -48,4 +48,26 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
 
 CacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
+
+# Told of every block, for those who follow a cache closely; a block may have a copy in each tier.
+
+
+class CopyStored(msgspec.Struct, frozen=True, gc=False):
+    """``tier`` has a copy of these full blocks (16 bytes each, joined), which follow one another
+    behind ``parent_hash``: that of a block, or empty where they begin a prompt."""
+
+    tier: Tier
+    parent_hash: bytes
+    block_hashes: bytes
+
+
+class CopyRemoved(msgspec.Struct, frozen=True, gc=False):
+    """``tier`` has these no more. They need not follow one another."""
+
+    tier: Tier
+    block_hashes: bytes
+
+
+CopyEvent = CopyStored | CopyRemoved
+
 _RANKS = {tier: rank for rank, tier in enumerate(Tier)}

@@ -14,6 +14,7 @@ from cache_store.block_hash import HASH_BYTES, BlockHashes, Namespace
 from cache_store.block_pool import BlockPool
 from cache_store.cache import Lease, PrefixReport, RowCopy
 from cache_store.continuation import find_continuation
+from cache_store.copy_feed import CopyListener
 from cache_store.events import EVENT_CHUNK_TOKENS, CacheEvent, Tier
 from cache_store.eviction import EvictionPolicy
 from cache_store.ghosts import DepartedPrefix
@@ -46,9 +47,11 @@ class PrefixCache:
         *,
         clock_ns: Callable[[], int] = no_time,
         has_events: bool = False,
+        on_copy: CopyListener | None = None,
     ) -> None:
         """``block_size`` in tokens. ``clock_ns`` is what recency and its bonuses are measured
-        with. Raises ValueError if either size is below 1."""
+        with, ``on_copy`` is told of each block in each tier. Raises ValueError if either size is
+        below 1."""
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1 token, not {block_size}")
         self._block_size = block_size
@@ -62,6 +65,8 @@ class PrefixCache:
             clock_ns=clock_ns,
             event_blocks=event_blocks,
         )
+        if on_copy is not None:
+            self._tree.residency.tell_copies(on_copy)
         self._tiers = TierManager(self._tree, self._pool, lower)
         self._actions = PrefixActions(self._tree, self._tiers)
         self._shares = self._tree.residency.shares

@@ -17,6 +17,7 @@ import numpy as np
 from cache_store.adaptive import AdaptivePolicy, Visit
 from cache_store.block_ages import BlockAges
 from cache_store.block_hash import HASH_BYTES
+from cache_store.copy_feed import CopyFeed, CopyListener
 from cache_store.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Tier
 from cache_store.eviction import EvictionPolicy
 from cache_store.ghosts import GhostList
@@ -63,6 +64,7 @@ class Residency:
         self.ghosts = GhostList(clock_ns, capacities[_DEVICE])
         self._event_blocks = event_blocks
         self._events: list[CacheEvent] = []
+        self._feed: CopyFeed | None = None
 
     # ------------------------------------------------------------ hashes
 
@@ -99,6 +101,8 @@ class Residency:
         if before is not None:
             self._hashes[tier][ids] = self._hashes[before][node.ids_in(before)]
         node.set_ids(tier, ids)
+        if self._feed is not None:
+            self._feed.stored(node, tier)
         self.num_cached[tier] += len(ids)
         node.owner.num_cached[tier] += len(ids)
         if tier is _DEVICE and node.lock_ref == 0:
@@ -121,6 +125,8 @@ class Residency:
         others = (other for other in self.num_cached if other is not tier)
         if all(node.ids_in(other) is None for other in others):
             self._leaves(node)
+        if self._feed is not None:
+            self._feed.removed(node, tier)
         node.set_ids(tier, None)
         self._let_go(node.owner, tier, ids)
         if tier is _DEVICE and node.lock_ref == 0:
@@ -136,6 +142,8 @@ class Residency:
     def give_up(self, nodes: Sequence[RadixNode]) -> int:
         """Give up all copies of unlocked nodes that leave the tree now: one of them with all that
         lies below it, or childless ones; the number of their blocks."""
+        if self._feed is not None:
+            self._feed.left(nodes)
         num_blocks = 0
         removed = []
         for node in nodes:
@@ -166,6 +174,8 @@ class Residency:
             removed = self._event_hashes_of(leaves)
             if removed:
                 self._tell(BlockRemoved(removed))
+        if self._feed is not None:
+            self._feed.left(leaves)
         if self._reuse is not None:
             for leaf in leaves:
                 self._leave_reuse(self._reuse, leaf)
@@ -197,6 +207,8 @@ class Residency:
         self.num_cached[_DEVICE] += len(block_ids)
         node.owner.num_cached[_DEVICE] += len(block_ids)
         self._tell_stored(node, first)
+        if self._feed is not None:
+            self._feed.stored(node, _DEVICE, first)
 
     def trim(self, node: RadixNode, num_blocks: int, num_bytes: int) -> None:
         """Give up the last blocks (``num_bytes`` of tokens) of a node on the device alone."""
@@ -206,6 +218,8 @@ class Residency:
         removed = self._event_hashes(node, keep)
         if self._reuse is not None:
             self._reuse.left(node, keep, self.block_hash(Tier.DEVICE, ids[keep]))
+        if self._feed is not None:
+            self._feed.removed(node, _DEVICE, keep)
         self.ghosts.left(self._hashes[_DEVICE][ids[keep:]].tobytes(), _DEVICE)
         self._given_up[Tier.DEVICE].extend(ids[keep:])
         del ids[keep:]
@@ -324,6 +338,10 @@ class Residency:
         reuse.left(node, 0, self._hash_at(node, 0) if is_full else b"")
 
     # ------------------------------------------------------------ events
+
+    def tell_copies(self, listener: CopyListener) -> None:
+        """Of each block in each tier, at once; before the first one is stored."""
+        self._feed = CopyFeed(self._hashes, self._block_bytes, listener)
 
     def take_events(self) -> list[CacheEvent]:
         events, self._events = self._events, []

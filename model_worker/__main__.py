@@ -13,7 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+from cache_store.copy_feed import CopyListener
 from cache_store.metadata.base import WorkerRecord
+from model_worker.block_publisher import BlockPublisher
 from model_worker.cores import usable_cores
 from model_worker.link import LinkError, read_link_secret
 from model_worker.process_start import EXIT_CONFIG, ConfigError, read_config, watch_parent
@@ -36,7 +38,12 @@ def main() -> int:
     except (ConfigError, LinkError) as error:
         return _refuse(str(error))
     try:
-        return _serve(config, epoch, server, shutdown)
+        with _publishing(config, epoch) as publisher:
+            on_copy = None if publisher is None else publisher.tell
+            return _serve(config, epoch, server, shutdown, on_copy)
+    except ConfigError as error:
+        server.set_status("failed", str(error))
+        return _refuse(str(error))
     finally:
         server.close()
 
@@ -52,6 +59,19 @@ def _start_server(config: WorkerConfig, epoch: int) -> WorkerServer:
     server = WorkerServer(config.endpoint, config.worker_id, epoch, secret)
     server.start()
     return server
+
+
+def _publishing(
+    config: WorkerConfig, epoch: int
+) -> contextlib.AbstractContextManager[BlockPublisher | None]:
+    """While it lasts others may follow what is stored, if they are to. Raises ConfigError."""
+    if config.events_endpoint is None:
+        return contextlib.nullcontext()
+    model = next(iter(config.served_model_names), config.model)
+    topic = f"kv@{config.worker_id}@{model}"
+    publisher = BlockPublisher(config.events_endpoint, topic, config.block_size, epoch)
+    publisher.start()
+    return contextlib.closing(publisher)
 
 
 def _announced(
@@ -70,7 +90,13 @@ def _announced(
     return contextlib.closing(announcer)
 
 
-def _serve(config: WorkerConfig, epoch: int, server: WorkerServer, shutdown: Shutdown) -> int:
+def _serve(
+    config: WorkerConfig,
+    epoch: int,
+    server: WorkerServer,
+    shutdown: Shutdown,
+    on_copy: CopyListener | None,
+) -> int:
     def progress(line: str) -> None:
         logger.info("%s", line)
         server.set_status("loading", line)
@@ -83,7 +109,7 @@ def _serve(config: WorkerConfig, epoch: int, server: WorkerServer, shutdown: Shu
     from model_worker.loader import ModelLoadError
 
     try:
-        parts = build_worker(config, progress, server.wake)
+        parts = build_worker(config, progress, server.wake, on_copy)
         progress("warming up; at the first start on a machine, kernels are compiled for it")
         warm_up(parts)
         parts.restore()

@@ -16,6 +16,7 @@ import torch
 
 from cache_store.block_hash import HASH_VERSION
 from cache_store.cache import Cache
+from cache_store.copy_feed import CopyListener
 from cache_store.divided_cache import DividedCache
 from cache_store.events import Tier
 from cache_store.eviction import make_eviction_policy
@@ -139,10 +140,14 @@ class WorkerParts:
 
 
 def build_worker(
-    config: WorkerConfig, progress: Progress, wake: Callable[[], None] = lambda: None
+    config: WorkerConfig,
+    progress: Progress,
+    wake: Callable[[], None] = lambda: None,
+    on_copy: CopyListener | None = None,
 ) -> WorkerParts:
     """Load the model and allocate its pool. ``wake`` is called, from another thread, when a copy
-    between tiers has ended. Raises ModelLoadError."""
+    between tiers has ended; ``on_copy``, from the engine's, with each copy of a block that comes
+    or goes. Raises ModelLoadError."""
     device = _choose_device(config.device)
     if device.type == "cpu":
         torch.set_num_threads(config.num_threads or usable_cores())
@@ -159,7 +164,7 @@ def build_worker(
         quantization=config.quantization,
         progress=progress,
     )
-    return build_parts(config, loaded, progress, wake)
+    return build_parts(config, loaded, progress, wake, on_copy)
 
 
 def build_parts(
@@ -167,6 +172,7 @@ def build_parts(
     loaded: LoadedModel,
     progress: Progress,
     wake: Callable[[], None] = lambda: None,
+    on_copy: CopyListener | None = None,
 ) -> WorkerParts:
     """All parts around a model that is there. Raises ModelLoadError."""
     device = loaded.device
@@ -192,7 +198,9 @@ def build_parts(
     return WorkerParts(
         loaded=loaded,
         bill=bill,
-        cache=_build_cache(config, bill.num_blocks, None if tiers is None else tiers.lower),
+        cache=_build_cache(
+            config, bill.num_blocks, None if tiers is None else tiers.lower, on_copy
+        ),
         tier=tier,
         runner=ModelRunner(forward, tier, Sampler(loaded.eos_token_ids)),
         pacer=pacer,
@@ -276,13 +284,21 @@ def _allocate(loaded: LoadedModel, bill: MemoryBill) -> DeviceTier:
         ) from error
 
 
-def _build_cache(config: WorkerConfig, num_blocks: int, lower: LowerTiers | None) -> Cache:
+def _build_cache(
+    config: WorkerConfig, num_blocks: int, lower: LowerTiers | None, on_copy: CopyListener | None
+) -> Cache:
     if config.cache == "none":
         return NullCache(num_blocks, config.block_size)
     policy = make_eviction_policy(config.eviction_policy)
     # The wall clock, since what is found on disk was used at some time of an earlier process.
     cache = PrefixCache(
-        num_blocks, config.block_size, policy, lower, clock_ns=time.time_ns, has_events=True
+        num_blocks,
+        config.block_size,
+        policy,
+        lower,
+        clock_ns=time.time_ns,
+        has_events=True,
+        on_copy=on_copy,
     )
     return DividedCache(cache, SharedPrefixes(config.block_size))
 

@@ -44,6 +44,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_itl_factor: float = 2.0
     num_threads: int | None = None
     drain_timeout_s: float = 30.0
+    events_endpoint: str | None = None  # where others hear of blocks; tcp:// or ipc://
     redis_url: str | None = None  # where it announces itself; may hold a password
     encryption_key_file: str | None = None  # of what is kept on disk
     log_level: str = "info"

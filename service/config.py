@@ -220,6 +220,7 @@ def worker_config(
         max_itl_factor=values["max_itl_factor"],
         num_threads=values["num_threads"],
         drain_timeout_s=values["drain_timeout"],
+        events_endpoint=values["events_endpoint"],
         redis_url=None if is_private else _redis_url(values["redis_url"]),
         encryption_key_file=_text(values["encryption_key_file"]),
         log_level=values["log_level"],

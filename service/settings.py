@@ -219,6 +219,15 @@ _CACHE_SETTINGS = (
         _WORKER,
         "SHARE",
     ),
+    Setting(
+        "events_endpoint",
+        kinds.endpoint,
+        None,
+        "Where routers of others may hear of each block that is stored or removed, "
+        "tcp://address:port or ipc:///path; the next port, or the path with .replay, repeats it.",
+        _WORKER,
+        "ENDPOINT",
+    ),
 )
 
 _ENGINE_SETTINGS = (

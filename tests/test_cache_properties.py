@@ -17,7 +17,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cache_store.block_hash import Namespace, hash_blocks
 from cache_store.cache import Lease
-from cache_store.events import AllBlocksCleared, BlockRemoved, BlockStored, Tier
+from cache_store.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    CopyEvent,
+    CopyStored,
+    Tier,
+)
 from cache_store.eviction import EVICTION_POLICIES, make_eviction_policy
 from cache_store.load_planner import LoadPlanner
 from cache_store.prefix_cache import PrefixCache
@@ -132,6 +139,7 @@ class CacheMachine(RuleBasedStateMachine):
         write_blocks: int,
     ) -> None:
         self.block_size = block_size
+        self.copies: dict[Tier, set[bytes]] = {tier: set() for tier in Tier}
         tier_rows: dict[Tier, dict[tuple[int, int], Prefix]] = {tier: {} for tier in Tier}
         self.mover = RowMover(tier_rows, block_size)
         self.time = 0.0
@@ -143,6 +151,7 @@ class CacheMachine(RuleBasedStateMachine):
             make_eviction_policy(policy),
             tiers if lower else None,
             has_events=True,
+            on_copy=self.hear,
         )
         self.stored: dict[Namespace, set[Prefix]] = {namespace: set() for namespace in NAMESPACES}
         self.rows = tier_rows[Tier.DEVICE]
@@ -424,6 +433,33 @@ class CacheMachine(RuleBasedStateMachine):
             if events is None:
                 assert known == told
         self.told = told
+
+    def hear(self, event: CopyEvent) -> None:
+        joined = event.block_hashes
+        hashes = {joined[i : i + 16] for i in range(0, len(joined), 16)}
+        held = self.copies[event.tier]
+        if isinstance(event, CopyStored):
+            assert not hashes & held
+            assert event.parent_hash == b"" or any(
+                event.parent_hash in each for each in self.copies.values()
+            )
+            held |= hashes
+        else:
+            assert hashes <= held
+            held -= hashes
+
+    @invariant()
+    def copies_told_of_are_those_of_the_tree(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        residency = self.cache._tree.residency
+        found: dict[Tier, set[bytes]] = {tier: set() for tier in Tier}
+        for node in self.cache._tree.nodes():
+            for tier in Tier:
+                ids = node.ids_in(tier)
+                if ids is not None and len(node.tokens) >= self.block_size * 4:
+                    found[tier] |= {residency.block_hash(tier, block_id) for block_id in ids}
+        assert found == self.copies
 
     def teardown(self) -> None:
         for run in [*getattr(self, "runs", []), *getattr(self, "failed", [])]:

@@ -87,6 +87,7 @@ def test_every_worker_setting_reaches_the_worker() -> None:
         "max_itl_factor": "1.5",
         "num_threads": "2",
         "drain_timeout": "2.5",
+        "events_endpoint": "tcp://127.0.0.1:5557",
         "redis_url": "rediss://host/3",
         "encryption_key_file": "/key",
     }
@@ -119,6 +120,7 @@ def test_every_worker_setting_reaches_the_worker() -> None:
         max_itl_factor=1.5,
         num_threads=2,
         drain_timeout_s=2.5,
+        events_endpoint="tcp://127.0.0.1:5557",
         redis_url="rediss://host/3",
         encryption_key_file="/key",
     )

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from model_worker.protocol import EXIT_CONFIG
+from tests.event_kit import Subscriber
 from tests.http_kit import events_of, metric
 from tests.models import save_model
 from tests.server_kit import READY_S, RealServer, Stream, real_server, start_command
@@ -37,8 +38,12 @@ def arguments(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RealServer]:
-    with real_server(*arguments(folder)) as running:
+    with real_server(*arguments(folder), "--events-endpoint", events_of_blocks(folder)) as running:
         yield running
+
+
+def events_of_blocks(folder: Path) -> str:
+    return f"ipc://{folder.parent}/events"
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +81,15 @@ def test_only_the_worker_loads_torch(server: RealServer, target: Target) -> None
     }
     assert "/torch/lib/" not in mapped[server.process.pid]
     assert "/torch/lib/" in mapped[server.worker_pid]
+
+
+def test_its_worker_tells_others_of_its_blocks(target: Target, folder: Path) -> None:
+    messages = [{"role": "user", "content": "hear " * 40}]
+    assert target.chat(messages=messages, max_tokens=1).status_code == 200
+    subscriber = Subscriber(events_of_blocks(folder), f"kv@local@{MODEL}")
+    with contextlib.closing(subscriber):
+        events = [event for _, batch in subscriber.replayed(0) for event in batch.events]
+    assert any(getattr(event, "block_size", 0) == 32 for event in events)
 
 
 @pytest.mark.parametrize("max_tokens", [*range(1, 21), 40])
