@@ -7,6 +7,8 @@ import numpy as np
 
 from cache_store.block_hash import Namespace, hash_blocks
 from cache_store.events import CopyEvent, CopyRemoved, CopyStored, Tier
+from cache_store.eviction import make_eviction_policy
+from cache_store.prefix_cache import PrefixCache
 from tests.tier_kit import BLOCK_SIZE, NAMESPACE, TierWorld, prompt, tokens
 
 
@@ -74,3 +76,18 @@ def test_namespaces_share_no_hash() -> None:
     other = Namespace("f", cache_salt="x")
     ids = prompt(1, 2)
     assert hashes(ids) != hash_blocks(other, ids, BLOCK_SIZE).joined
+
+
+def test_leaves_that_are_evicted_together_are_one_word() -> None:
+    events: list[CopyEvent] = []
+    cache = PrefixCache(8, BLOCK_SIZE, make_eviction_policy("lru"), on_copy=events.append)
+    for number, num_blocks in ((1, 2), (2, 2), (3, 4), (4, 3)):
+        ids = prompt(number, num_blocks)
+        lease = cache.acquire(cache.match(NAMESPACE, ids))
+        assert cache.allocate(lease, len(ids))
+        cache.release(lease, ids, len(ids))
+    # Three blocks are wanted: the oldest prompt goes, and of the next its end.
+    assert [event for event in events if isinstance(event, CopyRemoved)] == [
+        CopyRemoved(Tier.DEVICE, hashes(prompt(1, 2))),
+        CopyRemoved(Tier.DEVICE, hashes(prompt(2, 2), 1)),
+    ]
