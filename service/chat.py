@@ -36,9 +36,14 @@ class TurnStats:
     num_output_tokens: int
     ttft_s: float | None  # None when no text came
     total_s: float
+    num_host_tokens: int = 0  # of the cached ones
+    num_disk_tokens: int = 0
 
     def line(self) -> str:
         parts = [f"{self.num_cached_tokens} of {self.num_prompt_tokens} prompt tokens cached"]
+        below = (("host memory", self.num_host_tokens), ("disk", self.num_disk_tokens))
+        if tiers := ", ".join(f"{count} from {name}" for name, count in below if count):
+            parts[0] += f" ({tiers})"
         if self.ttft_s is not None:
             parts.append(f"first token after {self.ttft_s:.2f} s")
             decode_s = self.total_s - self.ttft_s
@@ -97,12 +102,15 @@ class ChatClient:
             raise ChatError(_unreachable(self._url, error)) from None
         ended_at = time.perf_counter()
         details = usage.get("prompt_tokens_details") or {}
+        tiers = details.get("cached_tokens_by_tier") or {}
         self.stats = TurnStats(
             num_prompt_tokens=usage.get("prompt_tokens", 0),
             num_cached_tokens=details.get("cached_tokens", 0),
             num_output_tokens=usage.get("completion_tokens", 0),
             ttft_s=None if first_at is None else first_at - sent_at,
             total_s=ended_at - sent_at,
+            num_host_tokens=tiers.get("host", 0),
+            num_disk_tokens=tiers.get("disk", 0),
         )
 
 

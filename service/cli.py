@@ -24,6 +24,7 @@ from service.planning.command import plan
 from service.settings import SECTIONS, Setting, settings_of
 from service.simulation.command import simulate
 from service.tenants.command import tenants_app
+from service.top.command import top
 
 __all__ = ["build_app", "main"]
 
@@ -59,6 +60,7 @@ def build_app() -> typer.Typer:
     app.command("chat")(_chat)
     app.command("simulate")(simulate)
     app.command("plan")(plan)
+    app.command("top")(top)
     app.command("settings")(_settings)
     app.add_typer(tenants_app(), name="tenants")
     return app

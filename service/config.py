@@ -235,12 +235,13 @@ def chat_config(values: Mapping[str, Any], url: str, model: str | None) -> ChatC
         raise ConfigError(f"--url: {error}") from error
 
 
-def operator_config(values: Mapping[str, Any], url: str) -> OperatorConfig:
-    """``values`` are those of `simulate` or `top`. Raises ConfigError."""
+def operator_config(values: Mapping[str, Any], url: str, name: str = "--url") -> OperatorConfig:
+    """``values`` are those of `simulate` or `top`, ``name`` is what ``url`` was given as. Raises
+    ConfigError."""
     try:
         return OperatorConfig(url=http_url(url), api_key=values["api_key"])
     except ValueError as error:
-        raise ConfigError(f"--url: {error}") from error
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:

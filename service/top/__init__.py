@@ -1,0 +1,1 @@
+"""`headstart top`: the dashboard's essentials in a terminal."""
