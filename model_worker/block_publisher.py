@@ -195,7 +195,7 @@ def _bind(socket: _Socket, endpoint: str) -> None:
         if endpoint.startswith("ipc://"):
             os.chmod(endpoint.removeprefix("ipc://"), 0o600)
     except (OSError, zmq.ZMQError) as error:
-        reason = error.strerror
+        reason = os.strerror(error.errno or 0)  # ZeroMQ's own words repeat the address
         raise ConfigError(f"--events-endpoint: cannot listen on {endpoint}: {reason}") from error
 
 
