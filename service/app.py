@@ -31,6 +31,7 @@ from service.routes import (
     chat,
     completions,
     dashboard,
+    explain,
     health,
     history,
     messages,
@@ -53,7 +54,7 @@ KEEPALIVE_SECONDS = 15.0
 _LAST_SPANS_S = 3.0  # for those of the last requests to reach their collector
 # /dashboard/data stands before /dashboard/{name}.
 _ROUTES = (
-    *(chat, completions, messages, responses, models, tokenize, sessions, cache, history),
+    *(chat, completions, messages, responses, models, tokenize, sessions, cache, explain, history),
     *(health, openapi, metrics, admin, dashboard),
 )
 

@@ -84,6 +84,12 @@ class ChatTemplate:
                 code="not_expressible",
             ) from None
 
+    def marked(self, conversation: Conversation) -> tuple[str, list[tuple[str, str]]]:
+        """The text of the prompt with a mark in place of each text of a message, and the path and
+        the mark of each: so where each of them stands. Raises InvalidRequest as :meth:`apply`."""
+        marked, marks = self._marked(conversation.messages, self._check_expressible(conversation))
+        return self._rendered(marked, conversation), marks
+
     def _check_variables(self, conversation: Conversation) -> None:
         """One that the template never looks at would be without effect."""
         for name in conversation.variables:

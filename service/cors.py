@@ -17,10 +17,10 @@ __all__ = ["CorsPolicy", "is_preflight"]
 
 _LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?")
 _METHODS = "GET, POST, DELETE, OPTIONS"
-_HEADERS = "Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Session-ID"
+_HEADERS = "Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Session-ID, X-Headstart-Explain"
 _EXPOSED = (
     "X-Request-Id, request-id, X-Session-History, X-Headstart-Worker, "
-    "X-Headstart-Cached-Tokens, Retry-After, "
+    "X-Headstart-Cached-Tokens, X-Headstart-Cache-Reason, Retry-After, "
     "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )

@@ -73,7 +73,11 @@ class Gateway:
         self.metrics = GatewayMetrics(self._read_workers, self._read_queue, tenant_label=labels.of)
         registry.add_state_listener(self.metrics.worker_changed)
         self.metrics.registry.register(MetadataCollector(lambda: metadata.stats))
-        self.diagnostics = Diagnostics(self.metrics.clock)
+        self.diagnostics = Diagnostics(
+            self.metrics.clock,
+            lambda: None if self._served is None else self._served.tokenizer,
+            keeps_prompts=not config.no_request_history,
+        )
         self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self.grammar_checks = GrammarChecks(self._threads)
         self._fleet = Fleet(config, registry, metadata, self._threads)
@@ -122,6 +126,7 @@ class Gateway:
         await self._fleet.close()
         await self.registry.close()
         await self.metadata.close()
+        self.diagnostics.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def drain(self, timeout: float | None = None) -> bool:

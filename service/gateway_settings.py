@@ -141,7 +141,8 @@ GATEWAY_SETTINGS = (
         "no_request_history",
         kinds.boolean,
         False,
-        "Keep no hashes of recent prompts, which headstart simulate and the dashboard read.",
+        "Keep no hashes of recent prompts, which headstart simulate and the dashboard read, and "
+        "nothing of prompts to explain misses with.",
         _GATEWAY,
         "",
         is_flag=True,

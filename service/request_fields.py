@@ -119,6 +119,8 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
             "prompt_cache_options": "ttl (30m, say) is a retention; mode: all of a prompt is "
             "kept in either",
             "prompt_cache_retention": "24h is a retention of a day; in_memory asks for none",
+            "explain_cache": "true tells in the answer why no more of the prompt was cached: "
+            "[diagnostics.md](diagnostics.md)",
             "response_format": "text, json_object or json_schema, which the answer then keeps to",
             "structured_outputs": "one of json, json_object, regex, choice, grammar (Lark)",
             "guided_json": "as structured_outputs.json",

@@ -27,7 +27,7 @@ from service.errors import (
 )
 from service.tenants.directory import TenantDirectory
 from service.tenants.rate_limits import RateLimits
-from service.tenants.tenant import EVERYONE, Tenant, put_tenant
+from service.tenants.tenant import EVERYONE, Caller, Tenant, put_caller
 
 __all__ = ["MAX_HEAD_BYTES", "SecurityMiddleware", "key_of", "read_body"]
 
@@ -75,18 +75,18 @@ class SecurityMiddleware:
             if origin and is_preflight(scope["method"], headers) and self._cors.allows(origin):
                 await self._cors.preflight(headers)(scope, receive, send)
                 return
-            tenant = self._check(scope["method"], scope["path"], headers)
+            caller = self._check(scope["method"], scope["path"], headers)
         except GatewayError as error:
             await error_response(error)(scope, receive, send)
             return
-        put_tenant(scope, tenant)
-        await self._app(scope, receive, self._with_rates(send, tenant))
+        put_caller(scope, caller)
+        await self._app(scope, receive, self._with_rates(send, caller.tenant))
 
-    def _check(self, method: str, path: str, headers: Headers) -> Tenant:
-        tenant = EVERYONE
+    def _check(self, method: str, path: str, headers: Headers) -> Caller:
+        caller = Caller(EVERYONE)
         if self._needs_key(path):
             is_admins = _needs_admin(path) or (path == "/metrics" and self._has_tenants)
-            tenant = self._identify(headers, needs_admin=is_admins)
+            caller = self._identify(headers, needs_admin=is_admins)
         # Some POSTs may come without a body; everything else must say that it is JSON.
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         may_be_empty = path in _ADMIN_PATHS or path.startswith("/v1/sessions")
@@ -94,12 +94,12 @@ class SecurityMiddleware:
             media_type = headers.get("content-type", "").split(";")[0].strip().lower()
             if media_type != "application/json":
                 raise UnsupportedMediaType("The Content-Type of a POST must be application/json.")
-        return tenant
+        return caller
 
-    def _identify(self, headers: Headers, *, needs_admin: bool) -> Tenant:
+    def _identify(self, headers: Headers, *, needs_admin: bool) -> Caller:
         """Whose key it is. Without any key everyone is let in, as one tenant."""
         if not self._tenants.needs_keys:
-            return EVERYONE
+            return Caller(EVERYONE, is_admin=True)
         known = self._tenants.find(key_of(headers))
         if known is None:
             raise AuthenticationFailed(
@@ -107,7 +107,7 @@ class SecurityMiddleware:
             )
         if needs_admin and not known.is_admin:
             raise PermissionDenied("This needs an admin key.", code="admin_key_required")
-        return known.tenant
+        return Caller(known.tenant, known.is_admin)
 
     def _check_head(self, scope: Scope, headers: Headers) -> None:
         num_bytes = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))

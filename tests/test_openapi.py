@@ -143,11 +143,13 @@ SESSION_ROUTES = [
     ("delete", "/v1/tenants/me/data", None, 200),
 ]
 RESPONSE_ROUTES = [
+    ("get", "/v1/cache/explain/{}", None, 200),
     ("get", "/v1/responses/{}", None, 200),
     ("get", "/v1/responses/{}/input_items?limit=1", None, 200),
     ("post", "/v1/responses/{}/cancel", {}, 400),
     ("delete", "/v1/responses/{}", None, 200),
 ]
+COMPARED = {"prompt_cache_options": {"comparison_response_id": "resp_0"}}
 ANSWERED = [
     ("post", "/v1/chat/completions", CHAT, 200),
     ("post", "/v1/chat/completions", {**CHAT, "n": 2, "stop": "two"}, 200),
@@ -171,6 +173,14 @@ ANSWERED = [
     ("get", "/openapi.json", None, 200),
     ("get", "/metrics", None, 200),
     ("get", "/load", None, 200),
+    ("post", "/v1/chat/completions", {**CHAT, "explain_cache": True}, 200),
+    ("post", "/v1/completions", {**TEXT, "explain_cache": True}, 200),
+    ("post", "/v1/messages", {**MESSAGE, "explain_cache": True, "diagnostics": {}}, 200),
+    ("post", "/v1/messages", {**MESSAGE, "diagnostics": {"previous_message_id": "msg_0"}}, 200),
+    ("post", "/v1/responses", {**RESPONSE, "explain_cache": True, **COMPARED}, 200),
+    ("get", "/v1/cache/explain?limit=3", None, 200),
+    ("get", "/v1/cache/explain?limit=0", None, 400),
+    ("get", "/v1/cache/explain/nothing", None, 404),
     ("get", "/v1/cache/history", None, 200),
     ("get", "/v1/cache/history?limit=0", None, 400),
     ("get", "/dashboard/data", None, 200),

@@ -28,6 +28,7 @@ def trace_of(
         tenant="acme",
         session=session,
         model="tiny",
+        num_tokens=num_tokens,
         token_ids=np.arange(num_tokens, dtype=np.int32),
     )
     return RequestTrace(prompt, clock.now, clock, 1.7e9)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from model_worker.protocol import RequestOutput
+from model_worker.protocol import EvictedPrefix, RequestOutput
 from service.conversation import Conversation
 from service.diagnostics.record import RequestRecord
 from service.sessions.identity import is_response_session
@@ -58,9 +58,11 @@ class TracedPrompt:
     model: str = ""
     fingerprint: str = ""
     block_size: int = 1  # tokens
+    num_tokens: int = 0
     cache_salt: str = field(default="", repr=False)  # of the namespace
     token_ids: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS, repr=False)
     source: PromptSource = field(default_factory=PromptSource, repr=False)
+    had_other_model: bool = False  # when its session was served last
     is_scored: bool = False  # whether logprobs of the prompt were asked for: it is computed whole
 
 
@@ -171,6 +173,18 @@ class RequestTrace:
         return 0 if admission is None else admission.num_cached_tokens or 0
 
     @property
+    def evicted(self) -> EvictedPrefix | None:
+        """What the worker says of tokens that it had once."""
+        return None if self.first_admission is None else self.first_admission.evicted
+
+    @property
+    def served_ids(self) -> NDArray[np.int32]:
+        """The prompt and, once it has ended, the answer."""
+        if not len(self.output_token_ids):
+            return self.prompt.token_ids
+        return np.concatenate((self.prompt.token_ids, self.output_token_ids))
+
+    @property
     def num_bytes(self) -> int:
         """About what is held for it."""
         num_tokens = len(self.prompt.token_ids)
@@ -188,7 +202,7 @@ class RequestTrace:
             session="" if is_response_session(prompt.session) else prompt.session,
             model=prompt.model,
             worker_id=self.worker_id,
-            num_prompt_tokens=len(prompt.token_ids),
+            num_prompt_tokens=prompt.num_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_host_tokens=0 if admission is None else admission.num_host_tokens,
             num_disk_tokens=0 if admission is None else admission.num_disk_tokens,

@@ -72,11 +72,12 @@ class TraceStore:
         self._prune()
         return (trace for trace, _ in reversed(self._traces.values()))
 
-    def forget(self, is_meant: Callable[[RequestTrace], bool]) -> None:
-        """Drop those that ``is_meant`` is true of."""
-        meant = [number for number, (trace, _) in self._traces.items() if is_meant(trace)]
-        for number in meant:
-            self._drop(number)
+    def forget(self, is_meant: Callable[[RequestTrace], bool]) -> list[RequestTrace]:
+        """Drop those that ``is_meant`` is true of, and return them."""
+        meant = [trace for trace, _ in self._traces.values() if is_meant(trace)]
+        for trace in meant:
+            self._drop(trace.number)
+        return meant
 
     def _prune(self) -> None:
         oldest_allowed = self._clock() - self._max_age_s

@@ -29,6 +29,8 @@ MESSAGE_FIELDS: tuple[RequestField, ...] = (
     acts("priority", "-10 to 10, of its cached blocks; default 0"),
     acts("retention", "seconds that its cached blocks count as used later; at least the ttl"),
     acts("prompt_cache_key", "requests of one key go to one worker while loads are equal"),
+    acts("explain_cache", "true tells in the answer why no more of the prompt was cached"),
+    acts("diagnostics", "previous_message_id: the answer says why that prompt was not reused"),
     acts("seed", "64-bit; the same seed draws the same numbers whatever the batch"),
     acts("ignore_eos", "true goes on past the end-of-sequence token"),
     harmless("metadata", "user_id is a label of the caller's"),
@@ -36,7 +38,6 @@ MESSAGE_FIELDS: tuple[RequestField, ...] = (
     refused("thinking", {"type": "disabled"}),
     refused("container"),
     refused("context_management"),
-    refused("diagnostics", {"previous_message_id": None}),
     refused("mcp_servers", []),
     refused("inference_geo"),
     refused("speed", "standard"),
@@ -47,7 +48,7 @@ _ONLY_ANSWERED = frozenset(
     {
         *("max_tokens", "stream", "stop_sequences", "temperature", "top_p", "top_k"),
         *("cache_salt", "session_id", "priority", "retention", "prompt_cache_key"),
-        *("seed", "ignore_eos", "metadata", "service_tier"),
+        *("seed", "ignore_eos", "metadata", "service_tier", "explain_cache", "diagnostics"),
     }
 )
 

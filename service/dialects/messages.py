@@ -83,6 +83,7 @@ def chat_of(
         "top_p": request.top_p,
         "top_k": request.top_k,
         "seed": request.seed,
+        "explain_cache": request.explain_cache,
         "ignore_eos": request.ignore_eos,
         "cache_salt": request.cache_salt,
         "session_id": request.session_id,

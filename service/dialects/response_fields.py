@@ -31,8 +31,13 @@ RESPONSE_FIELDS: tuple[RequestField, ...] = (
     acts("priority", "-10 to 10, of its cached blocks; default 0"),
     acts("retention", "seconds that its cached blocks count as used later; default 0"),
     acts("prompt_cache_key", "requests of one key go to one worker while loads are equal"),
-    acts("prompt_cache_options", "ttl is a retention; mode: all of a prompt is kept in either"),
+    acts(
+        "prompt_cache_options",
+        "ttl is a retention; mode: all of a prompt is kept in either; comparison_response_id asks "
+        "for prompt_cache_diagnostics",
+    ),
     acts("prompt_cache_retention", "24h is a retention of a day; in_memory asks for none"),
+    acts("explain_cache", "true tells in the answer why no more of the prompt was cached"),
     acts("top_k", "0 or -1 is off"),
     acts("seed", "64-bit; the same seed draws the same numbers whatever the batch"),
     acts("ignore_eos", "true goes on past the end-of-sequence token"),

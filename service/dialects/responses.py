@@ -59,6 +59,7 @@ def chat_of_response(request: ResponsesRequest, earlier: Sequence[Item]) -> Resp
         "top_p": request.top_p,
         "top_k": request.top_k,
         "seed": request.seed,
+        "explain_cache": request.explain_cache,
         "ignore_eos": request.ignore_eos,
         "cache_salt": request.cache_salt,
         "priority": request.priority,

@@ -130,4 +130,7 @@ OF_A_SESSION = frozenset({400, 404, 503})
 SESSION = Parameter(
     SESSION_HEADER, "header", str, "whose history the request goes on with, as session_id"
 )
-OF_ANSWERS = ("X-Session-History", "X-Headstart-Worker", "X-Headstart-Cached-Tokens")
+OF_ANSWERS = (
+    *("X-Session-History", "X-Headstart-Worker", "X-Headstart-Cached-Tokens"),
+    "X-Headstart-Cache-Reason",
+)

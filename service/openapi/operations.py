@@ -25,7 +25,7 @@ from service.openapi.operation import (
     fields_of,
 )
 from service.request_fields import REQUEST_FIELDS, Endpoint
-from service.schemas import bodies, operating, session
+from service.schemas import bodies, explain, operating, session
 from service.schemas.chat import ChatRequest
 from service.schemas.completion import CompletionRequest, PromptField
 from service.schemas.history import (
@@ -181,6 +181,21 @@ _CACHE = (
         parameters=(SESSION,),
         answers={200: Answer((session.Prewarmed,))},
         errors=GENERATING,
+    ),
+    Operation(
+        method="get",
+        path="/v1/cache/explain",
+        summary="Why the caller's latest requests found no more in the cache",
+        parameters=(Parameter("limit", "query", explain.ListLimit),),
+        answers={200: Answer((explain.CacheExplanationList,))},
+        errors=frozenset({400}),
+    ),
+    Operation(
+        method="get",
+        path="/v1/cache/explain/{request_id}",
+        summary="Why one of the caller's requests found no more in the cache",
+        answers={200: Answer((explain.ExplainedRequest,))},
+        errors=frozenset({404}),
     ),
     Operation(
         method="post",

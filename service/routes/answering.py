@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from model_worker.protocol import SamplingParams
-from service.answers import Answer, ChoiceSource
+from service.answers import Answer, BeforeEnd, ChoiceSource
 from service.diagnostics.trace import RequestTrace, TracedPrompt
 from service.gateway import Gateway, gateway_of
 from service.generation import GenerationRequest, Placement
@@ -26,10 +26,12 @@ from service.request_context import request_id_of
 from service.request_gate import Ticket
 from service.router import Affinity
 from service.routes.asked import Generation, Prompt
+from service.routes.explain import viewer_of
 from service.schemas.bodies import Usage
+from service.schemas.cache_explanation import CacheExplanation
 from service.schemas.sampling import CommonFields
 from service.sessions.turn import Turn
-from service.shapes.base import AnswerIdentity, Shape
+from service.shapes.base import AnswerIdentity, AnswerNotes, Choice, Shape
 from service.sse import EventStream, client_gone
 from service.tenants.tenant import Tenant, tenant_in
 
@@ -38,6 +40,8 @@ __all__ = ["answer", "prewarm"]
 HISTORY_HEADER = "X-Session-History"
 WORKER_HEADER = "X-Headstart-Worker"
 CACHED_HEADER = "X-Headstart-Cached-Tokens"
+REASON_HEADER = "X-Headstart-Cache-Reason"
+EXPLAIN_HEADER = "X-Headstart-Explain"  # of a request
 _log = logging.getLogger("headstart.requests")
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; logs of proxies know the number
 
@@ -83,6 +87,7 @@ class _Begun:
     shape: Shape
     placements: Sequence[Placement]
     history: str
+    notes: AnswerNotes
 
     def headers(self) -> dict[str, str]:
         """As far as they are known: a stream whose first event is late is begun without."""
@@ -90,6 +95,8 @@ class _Begun:
         worker_ids = dict.fromkeys(item.worker_id for item in self.placements if item.worker_id)
         if worker_ids:
             headers[WORKER_HEADER] = ", ".join(worker_ids)
+        if isinstance(self.notes.cache_explanation, CacheExplanation):
+            headers[REASON_HEADER] = self.notes.cache_explanation.header
         num_cached_tokens = self.answer.num_cached_tokens
         if num_cached_tokens is not None:
             headers[CACHED_HEADER] = str(num_cached_tokens)
@@ -165,6 +172,7 @@ def _begun(request: Request, asked: Generation, prompts: Sequence[Prompt], place
         )
         for index, (sample, ticket) in enumerate(zip(samples, place.tickets, strict=True))
     ]
+    notes = AnswerNotes()
     shape = asked.shape(
         AnswerIdentity(
             request_id,
@@ -172,11 +180,31 @@ def _begun(request: Request, asked: Generation, prompts: Sequence[Prompt], place
             asked.body.model,
             model.system_fingerprint,
             place.history,
+            notes,
         )
     )
     counts = [len(prompt.token_ids) for prompt in prompts]
-    made = Answer(shape, sources, counts, asked.before_end)
-    return _Begun(made, shape, placements, place.history)
+    before_end = asked.before_end
+    if asked.body.explain_cache or request.headers.get(EXPLAIN_HEADER, "").lower() in ("1", "true"):
+        before_end = _explaining(request, notes, asked.before_end)
+    made = Answer(shape, sources, counts, before_end)
+    return _Begun(made, shape, placements, place.history, notes)
+
+
+def _explaining(request: Request, notes: AnswerNotes, then: BeforeEnd | None) -> BeforeEnd:
+    """Has ``notes`` say why no more of the first prompt was cached, and then does what is to be
+    done before the end."""
+
+    async def before_end(choices: Sequence[Choice], usage: Usage) -> None:
+        diagnostics, viewer = gateway_of(request).diagnostics, viewer_of(request)
+        await diagnostics.refresh()
+        found = diagnostics.find(request_id_of(request), viewer.tenant)
+        if found is not None and found[1] is not None:
+            notes.cache_explanation = viewer.explanation(found[0], found[1])
+        if then is not None:
+            await then(choices, usage)
+
+    return before_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +239,15 @@ def _trace(
         fingerprint=card.fingerprint,
         block_size=card.block_size,
         cache_salt=_cache_salt(asked, turn, tenant),
+        num_tokens=len(prompt.token_ids),
         token_ids=prompt.token_ids,
         source=prompt.source,
+        had_other_model=turn is not None and turn.had_other_model,
         is_scored=prompt.sampling_params.num_prompt_logprobs is not None,
     )
+    if asked.comparison is not None and not index:
+        earlier = asked.comparison.request_id
+        asked.comparison.found = gateway.diagnostics.compare(earlier, traced)
     return gateway.diagnostics.begin(traced, asked.received_at, is_listed=not sample.number)
 
 

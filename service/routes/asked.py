@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from model_worker.protocol import SamplingParams
 from service.answers import BeforeEnd
 from service.deltas import MakeReader, PlainReader
+from service.diagnostics.prompt_comparison import PromptComparison
 from service.diagnostics.trace import PromptSource
 from service.dialects.retelling import Retelling
 from service.errors import InvalidRequest
@@ -22,7 +23,7 @@ from service.sessions.identity import SessionKey
 from service.sessions.turn import SessionBranch, Turn
 from service.shapes.base import MakeShape
 
-__all__ = ["MAX_CHOICES", "Generation", "MakePrompts", "Prompt", "told_as"]
+__all__ = ["MAX_CHOICES", "Comparison", "Generation", "MakePrompts", "Prompt", "told_as"]
 
 MAX_CHOICES = 128
 
@@ -45,6 +46,15 @@ class Prompt:
 MakePrompts = Callable[[Turn | None], Awaitable[Sequence[Prompt]]]
 
 
+@dataclass(slots=True)
+class Comparison:
+    """An earlier request whose prompt the first one of this is to be compared with; ``found`` is
+    there before an answer is written."""
+
+    request_id: str
+    found: PromptComparison | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """What an endpoint asks for: ``body.n`` choices of each prompt. ``prompts`` makes them, with
@@ -61,6 +71,7 @@ class Generation:
     worker_id: str = ""
     branch: SessionBranch | None = None  # what ``session``, which is new then, begins with
     before_end: BeforeEnd | None = None
+    comparison: Comparison | None = None
     previous_id: str = ""  # of the request that it says to go on from, where that is no session's
 
     def __post_init__(self) -> None:

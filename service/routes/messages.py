@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fastapi import APIRouter, Request
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from service.dialects.cache_diagnostics import anthropic_diagnostics
 from service.dialects.messages import Chat, Marks, chat_of
 from service.gateway import Gateway, gateway_of
 from service.routes.answering import answer
-from service.routes.asked import Generation, Prompt, told_as
+from service.routes.asked import Comparison, Generation, Prompt, told_as
 from service.routes.chat import chat_generation, conversation_of
 from service.schemas import bodies
-from service.schemas.message_bodies import TokenCount
+from service.schemas.message_bodies import Diagnostics, TokenCount
 from service.schemas.messages import (
     MessagesRequest,
     parse_counted_messages,
@@ -24,6 +26,7 @@ from service.security import read_body
 from service.served_model import ServedModel
 from service.sessions.identity import SessionKey, named_session, tenant_of
 from service.sessions.turn import Turn
+from service.shapes.base import AnswerIdentity
 from service.shapes.messages import CachedPrefixes, MessagesShape
 from service.tenants.tenant import tenant_in
 
@@ -79,12 +82,16 @@ def messages_generation(
         await _measure(prefixes, model, body, len(made[0].token_ids), is_canonical)
         return made
 
-    return replace(
-        asked,
-        prompts=prompts,
-        shape=lambda identity: MessagesShape(identity, prefixes, body.max_tokens),
-        id_prefix="msg",
-    )
+    previous = "" if body.diagnostics is None else body.diagnostics.previous_message_id or ""
+    comparison = Comparison(previous.removeprefix("msg_")) if previous else None
+
+    def shape(identity: AnswerIdentity) -> MessagesShape:
+        told: Diagnostics | UnsetType | None = UNSET
+        if body.diagnostics is not None:
+            told = anthropic_diagnostics(None if comparison is None else comparison.found)
+        return MessagesShape(identity, prefixes, body.max_tokens, told)
+
+    return replace(asked, prompts=prompts, shape=shape, id_prefix="msg", comparison=comparison)
 
 
 async def _measure(

@@ -12,19 +12,25 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from service.dialects.cache_diagnostics import openai_diagnostics
 from service.dialects.responses import chat_of_response
 from service.errors import InvalidRequest, NotFound
 from service.gateway import Gateway, gateway_of
 from service.request_context import request_id_of
 from service.routes.answering import answer
-from service.routes.asked import Generation, Prompt, told_as
+from service.routes.asked import Comparison, Generation, Prompt, told_as
 from service.routes.chat import chat_generation
 from service.routes.needing_store import needs_store
 from service.schemas import bodies
 from service.schemas.bodies import Usage
-from service.schemas.response_bodies import ItemList, ResponseDeleted
+from service.schemas.response_bodies import (
+    ItemList,
+    PromptCacheDiagnostics,
+    ResponseDeleted,
+)
 from service.schemas.responses import MAX_PAGE, Item, ResponsesRequest, parse_responses_request
 from service.security import read_body
 from service.sessions.identity import HEADER, named_session, tenant_of
@@ -145,9 +151,16 @@ class _Exchange:
             with chat.retelling.of_refusals():
                 return told_as(await asked.prompts(turn), chat.retelling)
 
+        comparison = self._comparison()
+
         def shape(identity: AnswerIdentity) -> ResponsesShape:
             is_stored = self._branch.is_kept
-            self._shape = ResponsesShape(identity, body, vocabulary, is_stored=is_stored)
+            told: PromptCacheDiagnostics | UnsetType = UNSET
+            if comparison is not None and comparison.found is not None:
+                told = openai_diagnostics(comparison.found)
+            self._shape = ResponsesShape(
+                identity, body, vocabulary, is_stored=is_stored, diagnostics=told
+            )
             return self._shape
 
         return replace(
@@ -156,9 +169,16 @@ class _Exchange:
             shape=shape,
             id_prefix="resp",
             branch=self._branch if has_session else None,
+            comparison=comparison,
             previous_id=(body.previous_response_id or "").removeprefix("resp_"),
             before_end=self._keep if self._branch.is_kept else None,
         )
+
+    def _comparison(self) -> Comparison | None:
+        options = self._body.prompt_cache_options
+        if options is None or options.comparison_response_id is None:
+            return None
+        return Comparison(options.comparison_response_id.removeprefix("resp_"))
 
     async def _keep(self, choices: Sequence[Choice], usage: Usage) -> None:
         """Where that fails, the response says that it is not stored."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from service.schemas.cache_explanation import CacheExplanation
+
 __all__ = [
     "CachedTokens",
     "ChatChoice",
@@ -142,6 +144,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     system_fingerprint: str
     history: str | UnsetType = UNSET  # of a session's answers
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    cache_explanation: CacheExplanation | UnsetType = UNSET  # where it was asked for
     object: str = "chat.completion"
 
 
@@ -179,6 +182,7 @@ class ChatChunk(msgspec.Struct, frozen=True):
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
     history: str | UnsetType = UNSET  # in the last chunks
+    cache_explanation: CacheExplanation | UnsetType = UNSET
     object: str = "chat.completion.chunk"
 
 
@@ -213,6 +217,7 @@ class Completion(msgspec.Struct, frozen=True):
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
     history: str | UnsetType = UNSET
+    cache_explanation: CacheExplanation | UnsetType = UNSET
     object: str = "text_completion"
 
 

@@ -10,12 +10,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from service.schemas.bodies import CachedTokens
+from service.schemas.cache_explanation import CacheExplanation
 
 __all__ = [
     "CacheCreation",
+    "CacheMissReason",
     "ContentBlockDelta",
     "ContentBlockStart",
     "ContentBlockStop",
+    "Diagnostics",
     "InputJsonDelta",
     "Message",
     "MessageDelta",
@@ -65,6 +68,18 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use", tag_field="type"
     input: msgspec.Raw
 
 
+class CacheMissReason(msgspec.Struct, frozen=True):
+    """``type`` is model_changed, system_changed, tools_changed, messages_changed,
+    previous_message_not_found or unavailable; the tokens are told with the first four."""
+
+    type: str
+    cache_missed_input_tokens: int | UnsetType = UNSET
+
+
+class Diagnostics(msgspec.Struct, frozen=True):
+    cache_miss_reason: CacheMissReason
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message", tag_field="type"):
     id: str
     role: str = "assistant"
@@ -74,6 +89,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message", tag_fiel
     stop_sequence: str | None = None
     usage: MessageUsage
     history: str | UnsetType = UNSET  # of a session's answers
+    diagnostics: Diagnostics | UnsetType | None = UNSET  # where they were asked for
+    cache_explanation: CacheExplanation | UnsetType = UNSET  # likewise
 
 
 class MessageStart(msgspec.Struct, frozen=True, tag="message_start", tag_field="type"):
@@ -118,7 +135,7 @@ class MessageDelta(msgspec.Struct, frozen=True, tag="message_delta", tag_field="
 
 
 class MessageStop(msgspec.Struct, frozen=True, tag="message_stop", tag_field="type"):
-    pass
+    cache_explanation: CacheExplanation | UnsetType = UNSET
 
 
 class TokenCount(msgspec.Struct, frozen=True):

@@ -100,6 +100,12 @@ class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: OutputFormat | None = None
 
 
+class MessageDiagnostics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``previous_message_id`` is that of an earlier answer, None for a first turn."""
+
+    previous_message_id: str | None = None
+
+
 class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     messages: Annotated[list[InputMessage], msgspec.Meta(min_length=1)]
@@ -119,6 +125,8 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     priority: Priority | None = None
     retention: Retention | None = None
     prompt_cache_key: str | None = None
+    explain_cache: bool = False
+    diagnostics: MessageDiagnostics | None = None
     seed: int | None = None
     ignore_eos: bool = False
 

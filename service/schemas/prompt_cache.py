@@ -15,6 +15,7 @@ __all__ = [
     "PromptCacheBreakpoint",
     "PromptCacheOptions",
     "PromptCacheRetention",
+    "ResponseCacheOptions",
     "Ttl",
     "longest_ttl",
     "retention_of",
@@ -40,6 +41,12 @@ class PromptCacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     mode: Literal["implicit", "explicit"] = "implicit"
     ttl: Ttl | None = None
+
+
+class ResponseCacheOptions(PromptCacheOptions, frozen=True):
+    """Of a response, whose prompt may be compared with that of another one."""
+
+    comparison_response_id: str | None = None
 
 
 def seconds_of(ttl: str) -> float:

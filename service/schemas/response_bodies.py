@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from service.schemas.bodies import CachedTokens, TokenLogprob
+from service.schemas.cache_explanation import CacheExplanation
 from service.schemas.responses import FunctionTool, NamedFunction, TextConfig
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "OutputText",
     "OutputTokensDetails",
     "PartEvent",
+    "PromptCacheDiagnostics",
     "Reasoning",
     "ResponseBody",
     "ResponseDeleted",
@@ -100,6 +102,16 @@ class Reasoning(msgspec.Struct, frozen=True):
     summary: None = None
 
 
+class PromptCacheDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
+    """``type`` is cache_miss, cache_hit, comparison_response_not_found or unavailable; the others
+    are told of a miss. ``reason`` is model_changed, tools_changed or input_changed."""
+
+    type: str
+    reason: str | UnsetType = UNSET
+    cache_missed_tokens: int | UnsetType = UNSET
+    comparison_reusable_tokens: int | UnsetType = UNSET
+
+
 class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     """``created_at`` and ``completed_at`` are in seconds since 1970."""
 
@@ -132,6 +144,8 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
     history: str | UnsetType = UNSET  # of a response that is stored, or goes on from one
+    prompt_cache_diagnostics: PromptCacheDiagnostics | UnsetType = UNSET  # where asked for
+    cache_explanation: CacheExplanation | UnsetType = UNSET  # likewise
 
 
 class ResponseDeleted(msgspec.Struct, frozen=True):

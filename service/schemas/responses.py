@@ -17,8 +17,8 @@ from service.request_fields import FieldTable
 from service.schemas.parsing import convert, parse_object
 from service.schemas.prompt_cache import (
     PromptCacheBreakpoint,
-    PromptCacheOptions,
     PromptCacheRetention,
+    ResponseCacheOptions,
 )
 from service.schemas.sampling import Priority, Retention
 
@@ -158,8 +158,9 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     priority: Priority | None = None
     retention: Retention | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_options: ResponseCacheOptions | None = None
     prompt_cache_retention: PromptCacheRetention | None = None
+    explain_cache: bool = False
     top_k: int = 0
     seed: int | None = None
     ignore_eos: bool = False

@@ -104,7 +104,10 @@ class Turn:
         self._on_conflict = on_conflict
         self._on_end = on_end
         self._base = start.record
-        self._history = self._inherited_history() or self._beginning()
+        inherited = self._inherited_history()
+        self._history = inherited or self._beginning()
+        # What the session was served last is then of another model, and of no use.
+        self.had_other_model = inherited is None and _has_history(start.source)
         self._text: str | None = None
         self._first_ids: tuple[int, ...] = ()
         self._prompt: Prompt | None = None
@@ -310,3 +313,7 @@ class Turn:
         if is_first and self._start.is_read:
             return history
         return msgspec.structs.replace(history, num_exact_tokens=NEVER)
+
+
+def _has_history(record: SessionRecord | None) -> bool:
+    return record is not None and bool(record.history)

@@ -9,13 +9,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import UNSET, UnsetType
+
 from service.answer_text import ScoredToken
 from service.deltas import Delta, TextDelta
 from service.errors import GatewayError
 from service.schemas.bodies import Usage
+from service.schemas.cache_explanation import CacheExplanation
 from service.sse import ServerEvent
 
-__all__ = ["AnswerIdentity", "CallSoFar", "Choice", "MakeShape", "Shape"]
+__all__ = ["AnswerIdentity", "AnswerNotes", "CallSoFar", "Choice", "MakeShape", "Shape"]
+
+
+@dataclass(slots=True)
+class AnswerNotes:
+    """What becomes known of an answer before its end: why no more of its prompt was cached, if the
+    client wants to know."""
+
+    cache_explanation: CacheExplanation | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +39,7 @@ class AnswerIdentity:
     model: str
     fingerprint: str
     history: str = ""
+    notes: AnswerNotes = field(default_factory=AnswerNotes)
 
 
 @dataclass(slots=True)

@@ -68,9 +68,10 @@ class ChatShape:
         return (self._chunk((chunk,), usage, is_last=True),)
 
     def closing(self, choices: Sequence[Choice], usage: Usage) -> Sequence[ServerEvent]:
-        if self._stream_usage is StreamUsage.NEVER:
+        has_usage = self._stream_usage is not StreamUsage.NEVER
+        if not has_usage and self._identity.notes.cache_explanation is UNSET:
             return (DONE,)
-        return (self._chunk((), usage, is_last=True, has_usage=True), DONE)
+        return (self._chunk((), usage, is_last=True, has_usage=has_usage), DONE)
 
     def failure(self, error: GatewayError) -> Sequence[ServerEvent]:
         return (ServerEvent(error.body()), DONE)
@@ -97,6 +98,7 @@ class ChatShape:
                 me.fingerprint,
                 self._history,
                 self._prompt_logprobs(choices[0]),
+                me.notes.cache_explanation,
             )
         )
 
@@ -120,7 +122,8 @@ class ChatShape:
         shown: Usage | UnsetType | None = usage if has_usage else self._stream_usage.shown(usage)
         history = self._history if is_last else UNSET
         chunk = bodies.ChatChunk(
-            me.id, me.created, me.model, choices, me.fingerprint, shown, history
+            *(me.id, me.created, me.model, choices, me.fingerprint, shown, history),
+            UNSET if choices else me.notes.cache_explanation,
         )
         return ServerEvent(bodies.encode(chunk))
 

@@ -16,6 +16,7 @@ from service.errors import GatewayError
 from service.logprobs import completion_logprobs, prompt_logprobs
 from service.schemas import bodies
 from service.schemas.bodies import Usage
+from service.schemas.cache_explanation import CacheExplanation
 from service.shapes.base import AnswerIdentity, Choice
 from service.sse import DONE, ServerEvent
 from service.stream_usage import StreamUsage
@@ -58,9 +59,12 @@ class CompletionShape:
         return (ServerEvent(body),)
 
     def closing(self, choices: Sequence[Choice], usage: Usage) -> Sequence[ServerEvent]:
-        if self._stream_usage is StreamUsage.NEVER:
+        has_usage = self._stream_usage is not StreamUsage.NEVER
+        explanation = self._identity.notes.cache_explanation
+        if not has_usage and explanation is UNSET:
             return (DONE,)
-        return (ServerEvent(self._body((), usage, is_last=True)), DONE)
+        body = self._body((), usage if has_usage else UNSET, explanation, is_last=True)
+        return (ServerEvent(body), DONE)
 
     def failure(self, error: GatewayError) -> Sequence[ServerEvent]:
         return (ServerEvent(error.body()), DONE)
@@ -77,7 +81,8 @@ class CompletionShape:
             )
             for index, choice in enumerate(choices)
         )
-        return self._body(written, usage, is_last=True)
+        explanation = self._identity.notes.cache_explanation
+        return self._body(written, usage, explanation, is_last=True)
 
     def _prompt_logprobs(self, choice: Choice) -> bodies.PromptLogprobs | UnsetType:
         if not self._has_prompt_logprobs:
@@ -91,11 +96,15 @@ class CompletionShape:
         self,
         choices: tuple[bodies.CompletionChoice, ...],
         usage: Usage | UnsetType | None,
+        explanation: CacheExplanation | UnsetType = UNSET,
         *,
         is_last: bool = False,
     ) -> bytes:
         me = self._identity
         history = self._history if is_last else UNSET
         return bodies.encode(
-            bodies.Completion(me.id, me.created, me.model, choices, me.fingerprint, usage, history)
+            bodies.Completion(
+                *(me.id, me.created, me.model, choices, me.fingerprint, usage, history),
+                explanation,
+            )
         )

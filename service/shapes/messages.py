@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from service.deltas import Delta, TextDelta
 from service.errors import GatewayError
@@ -43,7 +43,14 @@ class CachedPrefixes:
 class MessagesShape:
     """``max_tokens`` is what the client asked for."""
 
-    def __init__(self, identity: AnswerIdentity, prefixes: CachedPrefixes, max_tokens: int) -> None:
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        prefixes: CachedPrefixes,
+        max_tokens: int,
+        diagnostics: written.Diagnostics | UnsetType | None = UNSET,
+    ) -> None:
+        self._diagnostics = diagnostics
         self._identity = identity
         self._request_id = identity.id.partition("-")[2]
         self._prefixes = prefixes
@@ -83,7 +90,7 @@ class MessagesShape:
         )
 
     def closing(self, choices: Sequence[Choice], usage: Usage) -> Sequence[ServerEvent]:
-        return (_event(written.MessageStop()),)
+        return (_event(written.MessageStop(self._identity.notes.cache_explanation)),)
 
     def failure(self, error: GatewayError) -> Sequence[ServerEvent]:
         return (ServerEvent(error.anthropic_body(self._request_id), "error"),)
@@ -101,6 +108,7 @@ class MessagesShape:
             stop_reason=self._stop_reason(choice),
             stop_sequence=_stop_sequence(choice),
             history=self._history,
+            cache_explanation=self._identity.notes.cache_explanation,
         )
         return bodies.encode(message)
 
@@ -112,6 +120,7 @@ class MessagesShape:
             model=self._identity.model,
             content=content,
             usage=self._usage(usage),
+            diagnostics=self._diagnostics,
         )
 
     def _usage(self, usage: Usage) -> written.MessageUsage:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from service.answer_text import ScoredToken
 from service.deltas import Delta, TextDelta
@@ -40,7 +40,9 @@ class ResponsesShape:
         vocabulary: Vocabulary,
         *,
         is_stored: bool,
+        diagnostics: written.PromptCacheDiagnostics | UnsetType = UNSET,
     ) -> None:
+        self._diagnostics = diagnostics
         self._identity = identity
         self._asked = asked
         self._vocabulary = vocabulary
@@ -112,6 +114,7 @@ class ResponsesShape:
                 usage.completion_tokens,
                 usage.total_tokens,
             ),
+            cache_explanation=self._identity.notes.cache_explanation,
         )
 
     # ------------------------------------------------------------ items
@@ -218,6 +221,7 @@ class ResponsesShape:
             top_logprobs=asked.top_logprobs,
             top_p=asked.top_p,
             history=me.history or UNSET,
+            prompt_cache_diagnostics=self._diagnostics,
         )
 
     def _item_event(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -18,18 +19,20 @@ from service.errors import InvalidRequest
 __all__ = [
     "DEFAULT_TENANT",
     "EVERYONE",
+    "Caller",
     "Caps",
     "Limits",
     "Size",
     "Tenant",
-    "put_tenant",
+    "is_admin_in",
+    "put_caller",
     "tenant_in",
     "tenant_of_key",
 ]
 
 DEFAULT_TENANT = "default"  # of everyone, while no key is set
 _OWNER = re.compile(r"(\d{1,3}):")
-_SCOPE_KEY = "headstart_tenant"
+_SCOPE_KEY = "headstart_caller"
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -125,12 +128,29 @@ def tenant_of_key(key: str) -> str:
     return hashlib.blake2b(content, digest_size=16, person=b"tenant").hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is, and whether the operator's routes are open to it."""
+
+    tenant: Tenant
+    is_admin: bool = False
+
+
 def tenant_in(request: Request) -> Tenant:
     """Whose key the request came with."""
-    tenant: Tenant = request.scope.get(_SCOPE_KEY, EVERYONE)
-    return tenant
+    return _caller_in(request).tenant
 
 
-def put_tenant(scope: Any, tenant: Tenant) -> None:
-    """Note in an ASGI scope whose request it is, for :func:`tenant_in`."""
-    scope[_SCOPE_KEY] = tenant
+def is_admin_in(request: Request) -> bool:
+    """Whether that is an admin key, or there are no keys at all."""
+    return _caller_in(request).is_admin
+
+
+def put_caller(scope: Any, caller: Caller) -> None:
+    """Note in an ASGI scope who asks, for :func:`tenant_in` and :func:`is_admin_in`."""
+    scope[_SCOPE_KEY] = caller
+
+
+def _caller_in(request: Request) -> Caller:
+    caller: Caller = request.scope.get(_SCOPE_KEY, Caller(EVERYONE))
+    return caller
