@@ -38,6 +38,17 @@ def test_the_ended_are_told_by_their_latest_time() -> None:
     assert made.take_ended(200.0, 1) == [A]
 
 
+def test_the_latest_stand_first_whosever_they_are() -> None:
+    made = book()
+    other = SessionKey("u", "z")
+    made.note(other, 1.5, 100.0, 0)
+    assert made.latest() == [C, other, B, A]
+    made.note(A, 5.0, 105.0, 50)
+    assert made.latest() == [A, C, other, B]
+    made.forget(C)
+    assert made.latest() == [A, other, B]
+
+
 def test_histories_are_counted_and_the_oldest_are_too_many_first() -> None:
     made = book(max_history_bytes=120)
     assert made.history_bytes == 150

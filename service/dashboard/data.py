@@ -98,6 +98,7 @@ def _memory(gateway: Gateway) -> list[dict[str, Any]]:
     tiers = [
         {
             "tier": "device",
+            "bytes_per_block": device["bytes_per_block"],
             "total": device["total"],
             "locked": device["used"],
             "evictable": device["evictable"],
@@ -111,6 +112,7 @@ def _memory(gateway: Gateway) -> list[dict[str, Any]]:
         tiers.append(
             {
                 "tier": tier.value,
+                "bytes_per_block": max(item.block_bytes for item in reports if item.tier is tier),
                 "total": total,
                 "locked": 0,
                 "evictable": cached,

@@ -1,4 +1,4 @@
-"""What the server's recent past says: common prefixes, and what more memory would have found.
+"""What the server's recent past says: common prefixes, their breakers, what more memory would find.
 
 Owns the form of GET /dashboard/data/findings. What is found is found elsewhere.
 """
@@ -10,10 +10,13 @@ import asyncio
 import msgspec
 
 from service.dashboard.prefixes import PrefixNode, PrefixTree, prefix_tree
+from service.diagnostics.breakers import PrefixBreaker
 from service.gateway import Gateway
 from service.miss_ratio_curve import MissRatioReport, sizes_of
 
 __all__ = ["Findings", "find"]
+
+_MAX_BREAKERS = 20
 
 
 class PrefixRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +49,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """``curve`` is null before a model is served."""
 
     prefixes: Prefixes
+    breakers: tuple[PrefixBreaker, ...]
     curve: MissRatioReport | None
 
 
@@ -53,7 +57,12 @@ async def find(gateway: Gateway) -> Findings:
     history = gateway.history
     records = () if history is None else history.records()
     tree = await asyncio.to_thread(prefix_tree, records)
-    return Findings(prefixes=_prefixes(gateway, tree), curve=_curve(gateway))
+    await gateway.diagnostics.refresh()
+    return Findings(
+        prefixes=_prefixes(gateway, tree),
+        breakers=tuple(gateway.diagnostics.breakers()[:_MAX_BREAKERS]),
+        curve=_curve(gateway),
+    )
 
 
 def _curve(gateway: Gateway) -> MissRatioReport | None:

@@ -41,7 +41,8 @@ class LatestRequests(msgspec.Struct, frozen=True):
     requests: tuple[RequestRow, ...]
 
 
-def latest_requests(gateway: Gateway, limit: int) -> LatestRequests:
+async def latest_requests(gateway: Gateway, limit: int) -> LatestRequests:
+    await gateway.diagnostics.refresh()
     return LatestRequests(tuple(map(_row, gateway.diagnostics.recent(limit))))
 
 

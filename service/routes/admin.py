@@ -46,7 +46,7 @@ async def series(request: Request) -> Response:
 @router.get("/dashboard/data/requests")
 async def requests(request: Request) -> Response:
     limit = _number(request, "limit", _DEFAULT_ROWS, 1, MAX_ROWS)
-    return _json(latest_requests(gateway_of(request), limit))
+    return _json(await latest_requests(gateway_of(request), limit))
 
 
 @router.get("/dashboard/data/findings")

@@ -93,11 +93,12 @@ class SessionBook:
         return entry is None or entry.last_active_at < last_active_at
 
     def latest(self) -> list[SessionKey]:
-        """All that are known, of each tenant the most recently active first, tenants merged."""
-        recent = heapq.merge(
-            *(
-                [(entry.last_active_at, tenant, name) for name, entry in reversed(sessions.items())]
+        """All that are known, the most recently active first."""
+        recent = sorted(
+            (
+                (entry.last_active_at, tenant, name)
                 for tenant, sessions in self._tenants.items()
+                for name, entry in sessions.items()
             ),
             reverse=True,
         )

@@ -75,6 +75,13 @@ class Chart {
       this.plot.setSize({ width: this.width, height: HEIGHT });
   }
 
+  /** Of the series with these keys; the others' names stand for what this server has not. */
+  showOnly(isThere) {
+    this.spec.series.forEach(({ key }, index) => {
+      this.legend.children[index].hidden = !isThere(key);
+    });
+  }
+
   redraw() {
     this.plot.redraw(false, true);
   }
@@ -131,7 +138,8 @@ class Chart {
 
   /** One figure for each series, in the legend and for those who cannot see the chart. */
   say(values) {
-    const said = this.spec.series.map((item, index) => {
+    const said = this.spec.series.flatMap((item, index) => {
+      if (this.legend.children[index].hidden) return [];
       const value = values[index];
       this.values[index].textContent = isKnown(value) ? this.spec.y.format(value) : NONE;
       if (isKnown(value)) this.values[index].dataset.value = value;

@@ -9,7 +9,7 @@ export function startFindings() {
 }
 
 export function showFindings(findings, now) {
-  showBreakers(findings.breakers ?? []);
+  showBreakers(findings.breakers, now);
   showCurve(findings.curve);
   showPrefixes(findings.prefixes, now);
 }

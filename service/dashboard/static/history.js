@@ -67,6 +67,11 @@ export function startHistory(reload) {
   });
 }
 
+/** Below the device there are not always tiers. */
+export function setTiers(names) {
+  charts[0].showOnly((key) => names.includes(key.replace("hit_", "")));
+}
+
 export async function loadHistory(now) {
   const { span } = state;
   const after = state.times.at(-1) ?? 0;

@@ -3,7 +3,7 @@
 import { forgetKey, get, KeyNeeded, storeKey, storedKey } from "./api.js";
 import { setModel, startChat } from "./chat.js";
 import { byId } from "./dom.js";
-import { loadHistory, startHistory } from "./history.js";
+import { loadHistory, setTiers, startHistory } from "./history.js";
 import { showOverview, showState } from "./overview.js";
 import { showFindings, startFindings } from "./findings.js";
 import { showRequests } from "./requests.js";
@@ -25,6 +25,7 @@ async function poll() {
   clock.ahead = data.at - Date.now() / 1000;
   showOverview(data);
   setModel(data.ready ? data.models : []);
+  setTiers(data.memory.map((tier) => tier.tier));
   const due = (name) => visible.has(name) && polls % EVERY[name] === 0;
   const parts = [loadHistory(now())];
   if (due("requests") || polls < 2)

@@ -61,13 +61,13 @@ function showLoad({ requests, totals }) {
   put("failed", format.compact(requests.ended.error), requests.ended.error);
 }
 
-function showMemory({ memory, kv_blocks: blocks, block_size: blockSize }) {
-  byId("memory").replaceChildren(...memory.map((tier) => memoryRow(tier, blocks, blockSize)));
+function showMemory({ memory, block_size: blockSize }) {
+  byId("memory").replaceChildren(...memory.map((tier) => memoryRow(tier, blockSize)));
 }
 
-function memoryRow(tier, blocks, blockSize) {
-  const size = (count) => tier.tier === "device" && blocks.bytes_per_block
-    ? `${format.bytes(count * blocks.bytes_per_block)}` : `${format.compact(count)} blocks`;
+function memoryRow(tier, blockSize) {
+  const size = (count) => tier.bytes_per_block
+    ? format.bytes(count * tier.bytes_per_block) : `${format.compact(count)} blocks`;
   const parts = [
     { name: "locked", label: "used by requests", value: tier.locked },
     { name: "evictable", label: "cached, evictable", value: tier.evictable },
