@@ -18,6 +18,7 @@ from model_worker.protocol import ModelCard
 from service import tokenizer
 from service.config import GatewayConfig
 from service.dashboard.board import Board
+from service.dashboard.marks import MarkKind
 from service.dashboard.previews import PromptPreviews
 from service.dashboard.status import Condition, condition_of
 from service.diagnostics.diagnostics import Diagnostics
@@ -211,6 +212,10 @@ class Gateway:
         served = ServedModel(card, loaded, int(time.time()), self._threads, tools)
         await self._policies.share(served)  # ahead of the first request
         self._served = served
+        fingerprint = card.fingerprint[:12]
+        self.board.marks.add(
+            MarkKind.MODEL, f"serving {served.names[0]}, fingerprint {fingerprint}"
+        )
         _log.info("serving %s", ", ".join(self._served.names))
 
     async def _first_card(self) -> ModelCard:

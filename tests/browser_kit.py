@@ -17,7 +17,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 WAIT_MS = 30_000
-_FLAGS = [
+FLAGS = [
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
             pytest.fail(f"{reason}, and in CI the browser tests must run")
         pytest.skip(reason)
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
+        opened = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield opened
         opened.close()
 

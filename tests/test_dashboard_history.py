@@ -159,7 +159,7 @@ def test_only_later_points_are_given_and_they_are_the_same() -> None:
 def test_each_ring_is_bounded_and_takes_its_own_steps() -> None:
     history = history_of(*(reading(float(i), queried=float(i)) for i in range(3_000)))
     for name, span in SPANS.items():
-        times = history.series(name).times
+        times = history.series(name, after=0.5).times
         assert len(times) <= span.num_points
         assert np.diff(times).tolist() == [span.step_s] * (len(times) - 1)
     assert len(history.series("10m").times) == 600
@@ -171,4 +171,14 @@ def test_each_ring_is_bounded_and_takes_its_own_steps() -> None:
 def test_timers_that_are_a_little_early_leave_no_gap() -> None:
     history = history_of(*(reading(i * 0.999) for i in range(101)))
     assert len(history.series("10m").times) == 100
-    assert len(history.series("2h").times) == 10
+    assert len(history.series("2h", after=0.5).times) == 10
+
+
+def test_a_coarse_span_ends_with_now_and_goes_on_with_its_own_steps() -> None:
+    history = history_of(*(reading(100.0 + i, queried=float(i), hit=i / 4) for i in range(26)))
+    series = history.series("2h")
+    assert series.times.tolist() == [110.0, 120.0, 125.0]
+    assert series.columns["hit_rate"].tolist() == [0.25] * 3
+    assert history.series("1d").times.tolist() == [125.0]
+    history.add(reading(131.0, queried=31.0, hit=31 / 4))
+    assert history.series("2h", after=125.0).times.tolist() == [131.0]

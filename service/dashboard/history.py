@@ -51,22 +51,28 @@ class MetricHistory:
     """Readings are taken about once a second; a ring takes those that its step asks for."""
 
     def __init__(self) -> None:
+        self._latest: Reading | None = None
         self._rings: dict[str, deque[Reading]] = {
             name: deque(maxlen=_num_kept(span)) for name, span in SPANS.items()
         }
 
     def add(self, reading: Reading) -> None:
+        self._latest = reading
         for name, ring in self._rings.items():
             # A reading that is a little early is that of its step: timers are not exact.
             if not ring or reading.at >= ring[-1].at + SPANS[name].step_s - _EARLY_S:
                 ring.append(reading)
 
     def series(self, span_name: str, after: float = 0.0) -> Series:
-        """The points later than ``after``. KeyError for an unknown span."""
+        """The points later than ``after``; of all, the last is of now, whatever the step. KeyError
+        for an unknown span."""
         span, ring = SPANS[span_name], self._rings[span_name]
-        num_new = sum(1 for _ in _newest(ring, after))
+        num_new = len(_newest(ring, after))
         num_lead = round(span.window_s / span.step_s)
         readings = list(islice(ring, max(0, len(ring) - num_new - num_lead), None))
+        if not after and self._latest is not None and self._latest is not readings[-1]:
+            readings.append(self._latest)
+            num_new += 1
         first = max(1, len(readings) - min(num_new, span.num_points))
         later = np.arange(first, len(readings))
         if not len(later):
