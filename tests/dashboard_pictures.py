@@ -27,6 +27,7 @@ MAX_BYTES = 200_000
 SERVER = (
     *("--model", "demo", "--quantization", "int8", "--block-size", "16"),
     *("--kv-cache-memory", "160MiB", "--host-cache-size", "320MiB", "--max-num-seqs", "8"),
+    *("--max-model-len", "3072"),
 )
 NUM_REQUESTS = 48
 

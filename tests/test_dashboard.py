@@ -86,7 +86,6 @@ def test_an_empty_server_says_so(browser: Browser) -> None:
         gateway.call(gateway.worker.set_ready)
         page.wait_for_selector("#top[data-state=ready]", timeout=WAIT_MS)
         assert page.inner_text("#cause") == "1 worker takes requests"
-        assert violations(page) == []
         assert seen.errors == []
         page.close()
 
@@ -278,7 +277,6 @@ def test_ten_thousand_sessions_are_paged_and_searched(page: Page, served: Served
     assert page.is_disabled("#session-next")
     page.fill("#session-search", "no such name")
     page.wait_for_selector("#no-sessions:visible", timeout=WAIT_MS)
-    assert violations(page) == []
     assert seen.errors == []
 
 
