@@ -1,7 +1,7 @@
 """The pictures of docs/dashboard.md: `python -m tests.dashboard_pictures` makes them anew.
 
-Owns what is pictured: a day at the library (tests/day_kit.py) on the demo model, before its breaker is
-fixed and after. Takes some minutes on a small machine.
+Owns what is pictured: a day at the library (tests/day_kit.py) on the demo model, before its breaker
+is fixed and after. Takes some minutes on a small machine.
 """
 
 from __future__ import annotations
