@@ -20,12 +20,12 @@ from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser_kit import FLAGS, wait_open
 from tests.day_kit import RULES, Day
-from tests.server_kit import real_server
+from tests.server_kit import RealServer
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 MAX_BYTES = 200_000
 SERVER = (
-    *("--model", "demo", "--quantization", "int8", "--block-size", "16"),
+    *("--model", "demo", "--block-size", "16"),
     *("--kv-cache-memory", "160MiB", "--host-cache-size", "320MiB", "--max-num-seqs", "8"),
     *("--max-model-len", "3072"),
 )
@@ -67,10 +67,21 @@ def going_on(day: Day, *, is_fixed: bool) -> Iterator[None]:
         asking.join()
 
 
+@contextlib.contextmanager
+def demo_server() -> Iterator[RealServer]:
+    """One that may take its time to start."""
+    server = RealServer(*SERVER)
+    try:
+        server.wait_ready(1_200.0)
+        yield server
+    finally:
+        server.stop()
+
+
 def main() -> None:
     chromium = shutil.which("chromium")
     with (
-        real_server(*SERVER) as server,
+        demo_server() as server,
         httpx.Client(base_url=server.url, timeout=300.0, verify=False) as http,
         sync_playwright() as playwright,
     ):

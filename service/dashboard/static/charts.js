@@ -107,7 +107,7 @@ class Chart {
         width: item.dash ? 1.25 : 1.75,
         dash: item.dash ? [4, 3] : undefined,
         fill: item.area ? soft(item.colour, spec.stacked ? 45 : 14) : undefined,
-        points: { size: 3 },
+        points: spec.hasPoints === false ? { show: false } : { size: 3 },
       }))],
       bands: spec.stacked
         ? spec.series.slice(1).map((item, index) =>

@@ -8,8 +8,8 @@ let chart = null;
 
 export function startCurve() {
   chart = new SizeChart("chart-curve", {
-    title: "Hit rate by size of the cache, on a logarithmic scale", latest: "none",
-    x: { format: format.bytes, scale: { distr: 3 }, axis: { splits } },
+    title: "Hit rate by size of the cache, on a logarithmic scale", latest: "none", hasPoints: false,
+    x: { format: format.bytes, scale: { distr: 3 }, axis: { splits, filter: (u, all) => all } },
     y: { format: (value) => format.percent(value, 0), most: 1 },
     series: [
       { key: "size", label: "at this size", colour: "hit", area: true },
