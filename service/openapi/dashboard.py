@@ -52,7 +52,7 @@ DASHBOARD = (
     Operation(
         method="get",
         path="/dashboard/data/findings",
-        summary="What recent requests have in common",
+        summary="What recent requests have in common, what breaks it, what more memory would find",
         access=Access.ADMIN,
         answers={200: Answer((Findings,))},
     ),
