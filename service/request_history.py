@@ -134,9 +134,14 @@ class RequestHistory:
         if self._on_tokens is not None:
             self._on_tokens(record, served.token_ids)
 
-    def forget(self, tenant: str) -> int:
-        """Drop all records of a tenant; how many there were."""
-        kept = [record for record in self._records if record.tenant != tenant]
+    def forget(self, tenant: str, session: str = "") -> int:
+        """Drop all records of a tenant, or of one of its sessions; how many there were."""
+        label = session_digest(tenant, session) if session else ""
+        kept = [
+            record
+            for record in self._records
+            if record.tenant != tenant or (label and record.session != label)
+        ]
         num_dropped = len(self._records) - len(kept)
         self._records = deque(kept)
         self._num_bytes = sum(record.num_bytes for record in kept)

@@ -125,6 +125,15 @@ def test_a_tenant_is_forgotten_alone() -> None:
     assert history.num_bytes == only(history).num_bytes
 
 
+def test_a_session_is_forgotten_alone() -> None:
+    history = make_history()
+    for session, tenant in (("a", "acme"), ("b", "acme"), ("a", "other"), ("", "acme")):
+        history.add(asked(session=session, tenant=tenant))
+    assert history.forget("acme", "a") == 1
+    assert [record.tenant for record in history.records()] == ["acme", "other", "acme"]
+    assert history.forget("acme", "a") == 0
+
+
 def test_listeners_are_told_and_nothing_is_kept_before_a_model_is_known() -> None:
     seen: list[RequestRecord] = []
     history = make_history()
@@ -175,6 +184,19 @@ def test_an_answers_blocks_are_those_that_a_next_prompt_has(answer: str) -> None
         first, second = history.records()
     size = len(first.block_hashes)
     assert second.block_hashes[:size].tolist() == first.block_hashes.tolist()
+
+
+def test_what_is_deleted_leaves_the_history_too() -> None:
+    words = list(ids_of("The Danube, the Loire and the Vistula flow to three seas. " * 4))
+    with serving(say("x")) as served, served.client() as client:
+        for session in ("one", "two", "two"):
+            ask(served, words, session_id=session)
+        history = served.gateway.history
+        assert history is not None
+        assert client.delete("/v1/sessions/two").status_code == 200
+        assert len(history) == 1
+        assert client.delete("/v1/tenants/me/data").status_code == 200
+        assert len(history) == 0
 
 
 def test_it_can_be_turned_off() -> None:

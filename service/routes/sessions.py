@@ -156,8 +156,11 @@ async def prewarm_session(request: Request, session_id: str) -> Response:
 @needs_store
 async def delete_session(request: Request, session_id: str) -> Response:
     key = SessionKey(tenant_of(request), session_id)
-    if not await gateway_of(request).sessions.delete(key):
+    gateway = gateway_of(request)
+    if not await gateway.sessions.delete(key):
         raise _unknown()
+    if gateway.history is not None:
+        gateway.history.forget(tenant_in(request).charged_as, session_id)
     return _json(SessionDeleted(session_id))
 
 
