@@ -58,3 +58,31 @@ def test_what_goes_on_from_a_response_finds_all_of_it(tiny_target: Target) -> No
         assert second["history"] == "exact"
         # The last token of an answer is computed with what follows it.
         assert second["usage"]["input_tokens_details"]["cached_tokens"] >= served - 1
+
+
+def test_a_worker_tells_what_has_left_its_cache(tiny_target: Target) -> None:
+    fields: dict[str, Any] = {
+        "messages": [{"role": "system", "content": "Of resets, and what is left behind by them."}],
+        "max_tokens": 4,
+        "explain_cache": True,
+    }
+    fields["messages"].append({"role": "user", "content": "What is there?"})
+    first = post(tiny_target, "/v1/chat/completions", **fields)["cache_explanation"]
+    assert first["reason"] in ("cold", "hit")  # some of it may be there of other tests
+    assert (
+        post(tiny_target, "/v1/chat/completions", **fields)["cache_explanation"]["reason"] == "hit"
+    )
+    tiny_target.http.post("/reset_prefix_cache", json={}).raise_for_status()
+    told = post(tiny_target, "/v1/chat/completions", **fields)
+    found = told["cache_explanation"]
+    assert (found["reason"], found["matched_tokens"], found["first_divergent_token"]) == (
+        "evicted",
+        0,
+        0,
+    )
+    assert (found["evicted"]["cause"], found["evicted"]["tier"]) == ("reset", "device")
+    num_whole = (told["usage"]["prompt_tokens"] - 1) // 16 * 16
+    assert found["tokens_lost"] == num_whole
+    listed = tiny_target.http.get("/v1/cache/explain", params={"limit": 1}).json()["data"][0]
+    assert abs(listed["explanation"]["evicted"]["at"] - listed["started_at"]) < 60
+    assert listed["timeline"]["prefill"] > 0

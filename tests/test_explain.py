@@ -139,6 +139,16 @@ def test_what_breaks_prefixes_is_added_up(talk: Talk) -> None:
     assert [record.reason for record in reasons] == ["diverged"] * 4
 
 
+def test_what_is_deleted_is_shown_by_no_other_request(talk: Talk) -> None:
+    talk.chat(told_at(20), "deleted", headers=ACME)
+    answer = talk.chat(told_at(21), None, headers=ACME, explain_cache=True)
+    assert "0" in answer.json()["cache_explanation"]["texts"]["earlier"]
+    assert talk.client.delete("/v1/sessions/deleted", headers=ACME).status_code == 200
+    path = f"/v1/cache/explain/{answer.json()['id']}"
+    told = talk.client.get(path, headers=ACME).json()["explanation"]
+    assert (told["kind"], told["texts"]) == ("clock", None)
+
+
 def test_a_limit_that_is_none(talk: Talk) -> None:
     for limit in ("0", "1001", "x", "-1"):
         response = talk.client.get(f"/v1/cache/explain?limit={limit}", headers=ACME)

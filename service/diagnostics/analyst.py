@@ -59,13 +59,24 @@ class Analyst:
         if traces and self._index is None:
             self._index = PromptIndex(traces[0].prompt.block_size)
         if self._index is not None:
-            self._index.keep(self._traces.keys())
+            self._index.keep(frozenset(self._traces))
         for trace in traces:
             if not trace.is_admitted or not len(trace.prompt.token_ids):
                 continue
             if trace.number not in self._num_indexed:
                 self._explain(trace)
             self._take_up(trace)
+        self._forget_names()
+        self._traces = {}  # what is deleted from now on is held here no longer
+
+    def forget(self, gone: Sequence[RequestTrace]) -> None:
+        """Drop what is told of these, and what others' explanations show of their texts."""
+        names = {trace.prompt.request_id for trace in gone}
+        for trace in gone:
+            self.explanations.pop(trace.number, None)
+        for number, told in list(self.explanations.items()) if names else ():
+            if told.compared_with in names and told.texts is not None:
+                self.explanations[number] = replace(told, texts=None)
 
     def _explain(self, trace: RequestTrace) -> None:
         try:
@@ -77,19 +88,19 @@ class Analyst:
     def _take_up(self, trace: RequestTrace) -> None:
         """Let later ones find it."""
         prompt, known = trace.prompt, self._num_indexed.get(trace.number)
-        ids = trace.served_ids
-        if known != len(ids):
+        num_served = len(prompt.token_ids) + len(trace.output_token_ids)
+        if known != num_served:
             assert self._index is not None
-            self._index.add(_key(trace), trace.number, ids, known or 0)
-            self._num_indexed[trace.number] = len(ids)
+            self._index.add(_key(trace), trace.number, trace.served_ids, known or 0)
+            self._num_indexed[trace.number] = num_served
         if known is None:
             self._by_id[prompt.request_id] = trace.number
             if prompt.session:
                 self._sessions[prompt.tenant, prompt.session] = trace.number
-            if len(self._by_id) > 2 * len(self._traces) + 1000:
-                self._forget_names()
 
     def _forget_names(self) -> None:
+        if len(self._by_id) <= 2 * len(self._traces) + 1000:
+            return
         live = self._traces
         self._by_id = {name: n for name, n in self._by_id.items() if n in live}
         self._sessions = {name: n for name, n in self._sessions.items() if n in live}

@@ -84,8 +84,7 @@ class Diagnostics:
             prompt = trace.prompt
             return prompt.tenant == tenant and session in (None, prompt.session)
 
-        for trace in self._store.forget(is_meant):
-            self._analyst.explanations.pop(trace.number, None)
+        self._analyst.forget(self._store.forget(is_meant))
 
     # ------------------------------------------------------------ for those who ask
 
@@ -97,8 +96,7 @@ class Diagnostics:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._threads, self._analyst.advance, traces)
             live = {trace.number for trace in self._store.latest_first()}
-            for gone in self._analyst.explanations.keys() - live:
-                del self._analyst.explanations[gone]  # forgotten meanwhile
+            self._analyst.forget([each for each in traces if each.number not in live])  # meanwhile
 
     def recent(self, limit: int, tenant: str | None = None) -> list[RequestRecord]:
         """The latest requests, the last one first; of ``tenant`` alone, if given. Their reasons are

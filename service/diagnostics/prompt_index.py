@@ -2,7 +2,7 @@
 
 Owns, for each namespace of each tenant, the chained hashes of blocks and the anchors of runs, and
 whose they are: numbers of traces, no tokens and no text. What is gone is found no more, and
-its hashes go when they are the greater part. Not thread-safe.
+its hashes go when half of the traces have gone. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from service.diagnostics.comparison import RUN, TokenIds, anchors
 __all__ = ["GroupKey", "HashedPrompt", "PromptIndex"]
 
 _NAMESPACE = Namespace("")  # the same tokens are to have the same names in all groups
-_MIN_PRUNED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +56,20 @@ class PromptIndex:
         """``block_size`` is in tokens."""
         self._block_size = block_size
         self._groups: dict[GroupKey, _Group] = {}
-        self._num_named = 0
+        self._known: set[int] = set()
         self._live: Collection[int] = frozenset()
 
     def keep(self, live: Collection[int]) -> None:
         """Only these traces are there any more."""
         self._live = live
-        if self._num_named < _MIN_PRUNED:
-            return
-        num_dead = sum(
-            number not in live for group in self._groups.values() for number in group.runs.values()
-        )
-        if 2 * num_dead < sum(len(group.runs) for group in self._groups.values()):
+        num_dead = len(self._known.difference(live))
+        if 2 * num_dead < len(self._known):
             return
         for key, group in list(self._groups.items()):
             group.prune(live)
             if not (group.blocks or group.runs or group.latest in live):
                 del self._groups[key]
-        self._num_named = sum(len(group.runs) for group in self._groups.values())
+        self._known.intersection_update(live)
 
     def add(self, key: GroupKey, number: int, ids: TokenIds, start: int = 0) -> None:
         """``ids`` were served to the trace of that number; the first ``start`` are known."""
@@ -82,9 +77,8 @@ class PromptIndex:
         group.latest = number
         first = start // self._block_size
         group.blocks.update(dict.fromkeys(self._names(ids)[first:], number))
-        found = anchors(ids[max(0, start - RUN) :])
-        group.runs.update(dict.fromkeys(found, number))
-        self._num_named += len(found)
+        group.runs.update(dict.fromkeys(anchors(ids[max(0, start - RUN) :]), number))
+        self._known.add(number)
 
     def hashed(self, ids: TokenIds) -> HashedPrompt:
         """What the others are asked with."""
