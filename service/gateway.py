@@ -20,6 +20,7 @@ from service.config import GatewayConfig
 from service.dashboard.board import Board
 from service.dashboard.marks import MarkKind
 from service.dashboard.previews import PromptPreviews
+from service.dashboard.readings import MetricReader
 from service.dashboard.status import Condition, condition_of
 from service.diagnostics.diagnostics import Diagnostics
 from service.errors import ModelNotFound, Unavailable
@@ -103,7 +104,7 @@ class Gateway:
             self._forget,
         )
         self.responses = StoredResponses(self.sessions)
-        self.board = Board(registry, self.metrics.registry, lambda: self.condition)
+        self.board = Board(registry, self._make_reader(), lambda: self.condition)
         self._served: ServedModel | None = None
         self._failure = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -239,6 +240,9 @@ class Gateway:
         self.diagnostics.forget(tenant, session_id)
         if self.previews is not None:
             self.previews.clear()  # whose each block is, they do not know
+
+    def _make_reader(self) -> MetricReader:
+        return MetricReader(self.metrics.totals, self._read_workers, self._read_queue)
 
     def _make_history(self) -> RequestHistory | None:
         """None where none is to be kept."""

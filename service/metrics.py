@@ -16,6 +16,7 @@ from service.errors import GatewayError
 from service.life_counters import WorkerReading
 from service.recent import RecentSamples
 from service.request_series import RequestSeries, SeriesFamilies
+from service.running_totals import RunningTotals
 from service.sessions.metrics import SessionMetrics
 from service.worker_metrics import QueueReading, WorkerCollector
 from service.workers.base import StateChange, WorkerState
@@ -41,6 +42,7 @@ class GatewayMetrics:
         self.clock = clock
         self.started_at = clock()
         self.recent = RecentSamples()
+        self.totals = RunningTotals()
         self.registry = CollectorRegistry()
         self._tenant_label = tenant_label
         self._families = SeriesFamilies(self.registry)
@@ -151,11 +153,19 @@ class RequestRecorder:
             return
         series.queries.inc(self._num_prompt_tokens)
         series.hits.inc(num_cached_tokens)
-        series.cached_in["device"].inc(num_cached_tokens - num_host_tokens - num_disk_tokens)
+        num_device_tokens = num_cached_tokens - num_host_tokens - num_disk_tokens
+        saved_s = num_cached_tokens * (prefill_token_s or 0.0)
+        series.cached_in["device"].inc(num_device_tokens)
         series.cached_in["host"].inc(num_host_tokens)
         series.cached_in["disk"].inc(num_disk_tokens)
         series.prompt_tokens.inc(self._num_prompt_tokens)
-        series.saved.inc(num_cached_tokens * (prefill_token_s or 0.0))
+        series.saved.inc(saved_s)
+        totals = metrics.totals
+        totals.queried += self._num_prompt_tokens
+        totals.device += num_device_tokens
+        totals.host += num_host_tokens
+        totals.disk += num_disk_tokens
+        totals.saved_s += saved_s
         metrics.recent.add_admission(metrics.clock(), self._num_prompt_tokens, num_cached_tokens)
 
     def prefilled(self, seconds: float) -> None:
@@ -175,8 +185,10 @@ class RequestRecorder:
             for _ in range(num_intervals):
                 series.interval.observe(seconds)
                 metrics.recent.add_interval(now, seconds)
+            metrics.totals.itl.add(seconds, num_intervals)
         self._last_token_at = now
         series.generation_tokens.inc(num_tokens)
+        metrics.totals.generated += num_tokens
 
     def text(self) -> None:
         """Content is about to be written."""
@@ -186,7 +198,10 @@ class RequestRecorder:
         now = metrics.clock()
         self.first_text_s = now - self._received_at
         self._series.first_token.observe(self.first_text_s)
-        metrics.recent.add_first_token(now, self.first_text_s, is_hit=bool(self._num_cached_tokens))
+        is_hit = bool(self._num_cached_tokens)
+        metrics.recent.add_first_token(now, self.first_text_s, is_hit=is_hit)
+        times = metrics.totals.ttft_hit if is_hit else metrics.totals.ttft_miss
+        times.add(self.first_text_s)
 
     def end(self, outcome: str) -> None:
         """``outcome``: stop | length | abort | error."""

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-__all__ = ["RequestSeries", "SeriesFamilies"]
+__all__ = ["FIRST_TOKEN_BUCKETS", "INTERVAL_BUCKETS", "RequestSeries", "SeriesFamilies"]
 
-_FIRST_TOKEN_BUCKETS = (
+FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 120.0),
 )
-_INTERVAL_BUCKETS = (
+INTERVAL_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05),
     *(0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0),
 )
-_REQUEST_BUCKETS = (*_FIRST_TOKEN_BUCKETS, 300.0, 600.0)
+_REQUEST_BUCKETS = (*FIRST_TOKEN_BUCKETS, 300.0, 600.0)
 _SOURCES = ("device", "host", "disk")
 _OUTCOMES = ("stop", "length", "abort", "error")
 
@@ -56,10 +56,10 @@ class SeriesFamilies:
         self._first_token = self._histogram(
             "time_to_first_token_seconds",
             "From the request's body read to its first content written.",
-            _FIRST_TOKEN_BUCKETS,
+            FIRST_TOKEN_BUCKETS,
         )
         self._interval = self._histogram(
-            "inter_token_latency_seconds", "Between two output tokens.", _INTERVAL_BUCKETS
+            "inter_token_latency_seconds", "Between two output tokens.", INTERVAL_BUCKETS
         )
         self._e2e = self._histogram(
             "e2e_request_latency_seconds",

@@ -6,18 +6,25 @@ import math
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from model_worker.protocol import WorkerStats
 from service.dashboard.history import SPANS, MetricHistory
 from service.dashboard.quantiles import quantiles
-from service.dashboard.readings import HISTOGRAMS, SCALARS, Buckets, MetricReader, Reading
+from service.dashboard.readings import HISTOGRAMS, SCALARS, MetricReader, Reading
+from service.life_counters import WorkerReading
+from service.metrics import GatewayMetrics
+from service.request_series import FIRST_TOKEN_BUCKETS, INTERVAL_BUCKETS
+from service.running_totals import RunningTotals
+from service.worker_metrics import QueueReading
 
-EMPTY = Buckets(np.empty(0), np.empty(0))
+FIRST, INTERVAL = len(FIRST_TOKEN_BUCKETS) + 1, len(INTERVAL_BUCKETS) + 1
 
 
-def reading(at: float, *, ttft_hit: Buckets = EMPTY, **scalars: float) -> Reading:
+def reading(at: float, *, num_hits: float = 0, **scalars: float) -> Reading:
+    """``num_hits`` first tokens came within the first bucket."""
     row = np.array([scalars.get(name, 0.0) for name in SCALARS])
-    return Reading(at, row, (ttft_hit, *(EMPTY for _ in range(len(HISTOGRAMS) - 1))))
+    buckets = (np.full(FIRST, float(num_hits)), np.zeros(FIRST), np.zeros(INTERVAL))
+    return Reading(at, row, buckets)
 
 
 def history_of(*readings: Reading) -> MetricHistory:
@@ -30,46 +37,65 @@ def history_of(*readings: Reading) -> MetricHistory:
 # ---------------------------------------------------------------- readings
 
 
-def test_a_reading_sums_over_workers_and_tenants() -> None:
-    registry = CollectorRegistry()
-    cached = Counter("headstart_prompt_tokens_cached", "", ["source", "tenant"], registry=registry)
-    computed = Counter("headstart_prompt_tokens_computed", "", ["worker"], registry=registry)
-    ttft = Histogram(
-        "headstart_time_to_first_token_seconds",
-        "",
-        ["cache", "tenant"],
-        buckets=(1.0, 2.0),
-        registry=registry,
+def a_worker(**counters: int) -> WorkerReading:
+    return WorkerReading("w", 1, True, WorkerStats(**counters))
+
+
+def test_the_totals_are_those_of_the_metrics() -> None:
+    now = [0.0]
+    metrics = GatewayMetrics(
+        lambda: (), lambda: QueueReading(0, 0), lambda: now[0], tenant_label=lambda tenant: tenant
     )
-    cached.labels("device", "a").inc(5)
-    cached.labels("device", "b").inc(7)
-    cached.labels("disk", "a").inc(3)
-    computed.labels("w1").inc(10)
-    computed.labels("w2").inc(20)
-    ttft.labels("hit", "a").observe(0.5)
-    ttft.labels("hit", "b").observe(1.5)
-    ttft.labels("miss", "b").observe(9.0)
-    taken = MetricReader(registry).read(100.0)
-    scalars = dict(zip(SCALARS, taken.scalars, strict=True))
-    assert (scalars["device"], scalars["host"], scalars["disk"]) == (12, 0, 3)
-    assert scalars["computed"] == 30
-    hit, miss, itl = taken.buckets
-    assert hit.bounds.tolist() == [1.0, 2.0, math.inf]
-    assert hit.counts.tolist() == [1, 2, 2]
-    assert miss.counts.tolist() == [0, 0, 1]
-    assert len(itl.bounds) == 0
+    for tenant, cached, seconds in (("a", 0, 0.3), ("b", 40, 0.02), ("b", 30, 200.0)):
+        recorder = metrics.record(50, now[0], tenant=tenant)
+        recorder.admitted(cached, 0.0, cached // 2, cached // 4, prefill_token_s=0.5)
+        now[0] += seconds
+        recorder.text()
+        recorder.tokens(1)
+        now[0] += 0.09
+        recorder.tokens(3)
+        recorder.end("stop")
+    taken = MetricReader(metrics.totals, lambda: (), lambda: QueueReading(0, 0)).read(1.0)
+    scalars = dict(zip(SCALARS, taken.scalars.tolist(), strict=True))
+    assert scalars["queried"] == metrics.total("prefix_cache_queries_total") == 150
+    for source in ("device", "host", "disk"):
+        exported = metrics.total("prompt_tokens_cached_total", {"source": source})
+        assert scalars[source] == exported > 0
+    assert sum(scalars[name] for name in ("device", "host", "disk")) == metrics.total(
+        "prefix_cache_hits_total"
+    )
+    assert scalars["generated"] == metrics.total("generation_tokens_total") == 12
+    assert scalars["saved_s"] == metrics.total("prefill_seconds_saved_total") == 35.0
+    for (name, bounds), counts in zip(HISTOGRAMS.items(), taken.buckets, strict=True):
+        exported_name, labels = EXPORTED[name]
+        for bound, count in zip(bounds.tolist(), counts.tolist(), strict=True):
+            le = {"le": "+Inf" if math.isinf(bound) else str(bound)}
+            assert count == metrics.total(exported_name, labels | le), (name, bound)
+    assert [counts[-1] for counts in taken.buckets] == [2, 1, 9]
+
+
+EXPORTED: dict[str, tuple[str, dict[str, str]]] = {
+    "ttft_hit": ("time_to_first_token_seconds_bucket", {"cache": "hit"}),
+    "ttft_miss": ("time_to_first_token_seconds_bucket", {"cache": "miss"}),
+    "itl": ("inter_token_latency_seconds_bucket", {}),
+}
+
+
+def test_what_workers_have_computed_outlasts_their_lives() -> None:
+    lives = [WorkerReading("w", 1, True, WorkerStats(prompt_tokens_computed_total=10))]
+    reader = MetricReader(RunningTotals(), lambda: lives, lambda: QueueReading(0, 0))
+    assert reader.read(1.0).scalars[SCALARS.index("computed")] == 10
+    lives[0] = WorkerReading("w", 2, True, WorkerStats(prompt_tokens_computed_total=3))
+    assert reader.read(2.0).scalars[SCALARS.index("computed")] == 13
 
 
 def test_a_gauge_is_read_as_its_integral() -> None:
-    registry = CollectorRegistry()
-    running = Gauge("headstart_num_requests_running", "", ["worker"], registry=registry)
-    reader = MetricReader(registry)
-    running.labels("a").set(2)
-    running.labels("b").set(2)
+    workers = [a_worker(num_running=2), a_worker(num_running=2)]
+    reader = MetricReader(RunningTotals(), lambda: workers, lambda: QueueReading(0, 0))
     values = []
     for at in (10.0, 11.0, 13.0):
         values.append(reader.read(at).scalars[SCALARS.index("running")])
-        running.labels("b").set(0)
+        workers[1] = a_worker()
     # From 4 to 2 within a second, then 2 for two seconds.
     assert values == [0.0, 3.0, 7.0]
 
@@ -103,8 +129,7 @@ def test_a_point_is_what_grew_over_its_window() -> None:
     # 100 tokens are asked for each second; from the tenth second on 50 of them are found.
     found = [50.0 * max(0, i - 10) for i in range(31)]
     readings = [
-        reading(1000.0 + i, queried=100.0 * i, hit=found[i], device=found[i], computed=7.0 * i)
-        for i in range(31)
+        reading(1000.0 + i, queried=100.0 * i, device=found[i], computed=7.0 * i) for i in range(31)
     ]
     series = history_of(*readings).series("10m")
     assert series.times.tolist() == [1000.0 + i for i in range(1, 31)]
@@ -132,21 +157,18 @@ def test_a_gauge_is_its_mean_over_one_step() -> None:
     assert series.columns["running"].tolist() == [4.0, 3.0]
 
 
-def test_quantiles_are_of_the_window_alone_and_start_with_the_first_sample() -> None:
-    bounds = np.array([1.0, 2.0, math.inf])
-    early = Buckets(bounds, np.array([10.0, 10.0, 10.0]))
-    late = Buckets(bounds, np.array([10.0, 12.0, 12.0]))
-    readings = [reading(0.0), reading(1.0, ttft_hit=early)]
-    readings += [reading(2.0 + i, ttft_hit=early) for i in range(12)]
-    readings.append(reading(14.0, ttft_hit=late))
+def test_quantiles_are_of_the_window_alone() -> None:
+    readings = [reading(0.0), reading(1.0, num_hits=10)]
+    readings += [reading(2.0 + i, num_hits=10) for i in range(12)]
+    readings.append(reading(14.0, num_hits=12))
     column = history_of(*readings).series("10m").columns["ttft_hit_p50"]
-    assert column[0] == pytest.approx(0.5)
+    assert column[0] == pytest.approx(0.0005)
     assert math.isnan(column[-2])  # the first ten are longer ago than a window
-    assert column[-1] == pytest.approx(1.5)
+    assert column[-1] == pytest.approx(0.0005)
 
 
 def test_only_later_points_are_given_and_they_are_the_same() -> None:
-    readings = [reading(float(i), queried=10.0 * i, hit=float(i * i % 7)) for i in range(60)]
+    readings = [reading(float(i), queried=10.0 * i, host=float(i * i % 7)) for i in range(60)]
     history = history_of(*readings)
     whole, later = history.series("10m"), history.series("10m", after=50.0)
     assert later.times.tolist() == whole.times[-9:].tolist() == [51.0 + i for i in range(9)]
@@ -175,10 +197,10 @@ def test_timers_that_are_a_little_early_leave_no_gap() -> None:
 
 
 def test_a_coarse_span_ends_with_now_and_goes_on_with_its_own_steps() -> None:
-    history = history_of(*(reading(100.0 + i, queried=float(i), hit=i / 4) for i in range(26)))
+    history = history_of(*(reading(100.0 + i, queried=float(i), device=i / 4) for i in range(26)))
     series = history.series("2h")
     assert series.times.tolist() == [110.0, 120.0, 125.0]
     assert series.columns["hit_rate"].tolist() == [0.25] * 3
     assert history.series("1d").times.tolist() == [125.0]
-    history.add(reading(131.0, queried=31.0, hit=31 / 4))
+    history.add(reading(131.0, queried=31.0, device=31 / 4))
     assert history.series("2h", after=125.0).times.tolist() == [131.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.dashboard.prefixes import PrefixNode, prefix_tree
+from service.dashboard.prefixes import MAX_BLOCKS, MAX_RECORDS, PrefixNode, prefix_tree
 from service.dashboard.previews import MAX_CHARS, PromptPreviews
 from service.request_history import RequestRecord
 
@@ -84,6 +84,15 @@ def test_the_largest_are_kept_with_all_they_stand_on() -> None:
     assert tree.nodes[0].num_requests == 28
     assert tree.nodes[1].num_tokens == 40 * BLOCK
     assert tree.nodes[1].parent == tree.nodes[2].parent == 0
+
+
+def test_only_the_latest_are_looked_at() -> None:
+    long = "S" * 1_000
+    records = [request("T"), request("T"), *[request(long)] * 250]
+    tree = prefix_tree(records)
+    assert tree.num_requests == MAX_BLOCKS // len(long) == 200
+    assert [node.num_requests for node in tree.nodes] == [200]
+    assert prefix_tree([request("ab")] * (MAX_RECORDS + 10)).num_requests == MAX_RECORDS
 
 
 def test_without_anything_in_common_there_is_no_node() -> None:

@@ -10,8 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry
-
 from service.dashboard.history import MetricHistory
 from service.dashboard.marks import MarkKind, MarkLog, WorkerMarks
 from service.dashboard.readings import MetricReader
@@ -26,13 +24,11 @@ _log = logging.getLogger("headstart.dashboard")
 
 
 class Board:
-    """``condition`` tells how the gateway is now. Used from the event loop alone."""
+    """``reader`` reads what is measured, ``condition`` tells how the gateway is now. Used from the
+    event loop alone."""
 
     def __init__(
-        self,
-        workers: WorkerRegistry,
-        metrics: CollectorRegistry,
-        condition: Callable[[], Condition],
+        self, workers: WorkerRegistry, reader: MetricReader, condition: Callable[[], Condition]
     ) -> None:
         # Of the wall's time only the beginning: charts need a clock that is never set back.
         began_at, began = time.time(), time.monotonic()
@@ -41,7 +37,7 @@ class Board:
         self.history = MetricHistory()
         self.marks = MarkLog(self.clock)
         self.status = StatusLine(condition, self.clock)
-        self._reader = MetricReader(metrics)
+        self._reader = reader
         self._worker_marks = WorkerMarks(workers, self.marks)
         workers.add_state_listener(self._on_change)
         self.marks.add(MarkKind.START, "the gateway has started")

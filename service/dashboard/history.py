@@ -22,7 +22,7 @@ __all__ = ["SPANS", "MetricHistory", "Series", "Span"]
 
 _Column = NDArray[np.float64]
 _EARLY_S = 0.5
-_SOURCES = ("device", "host", "disk", "remote")
+_SOURCES = ("device", "host", "disk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,29 +99,21 @@ def _series(readings: list[Reading], later: NDArray[np.intp], earlier: NDArray[n
     grown = dict(zip(SCALARS, (rows[later] - rows[earlier]).T, strict=True))
     seconds = times[later] - times[earlier]
     columns = {f"hit_{source}": _ratio(grown[source], grown["queried"]) for source in _SOURCES}
-    columns["hit_rate"] = _ratio(grown["hit"], grown["queried"])
-    for name in ("computed", "generated", "hit"):
+    hit = grown["device"] + grown["host"] + grown["disk"]
+    columns["hit_rate"] = _ratio(hit, grown["queried"])
+    columns["hit_per_s"] = hit / seconds
+    for name in ("computed", "generated"):
         columns[f"{name}_per_s"] = grown[name] / seconds
     columns["saved_s"] = rows[later, SCALARS.index("saved_s")]
     last_step = dict(zip(SCALARS, (rows[later] - rows[later - 1]).T, strict=True))
     for name in GAUGES:
         columns[name] = last_step[name] / (times[later] - times[later - 1])
-    for index, name in enumerate(HISTOGRAMS):
-        bounds, counts = _stacked(readings, index)
+    for index, (name, bounds) in enumerate(HISTOGRAMS.items()):
+        counts = np.array([reading.buckets[index] for reading in readings])
         grown_counts = counts[later] - counts[earlier]
         for share in (50, 95):
             columns[f"{name}_p{share}"] = quantiles(bounds, grown_counts, share / 100)
     return Series(times[later], columns)
-
-
-def _stacked(readings: list[Reading], index: int) -> tuple[_Column, NDArray[np.float64]]:
-    """Bounds and counts (readings, buckets) of one histogram; zeros before its first sample."""
-    bounds = max((item.buckets[index].bounds for item in readings), key=len)
-    counts = np.zeros((len(readings), len(bounds)))
-    for row, reading in zip(counts, readings, strict=True):
-        if len(reading.buckets[index].counts):
-            row[:] = reading.buckets[index].counts
-    return bounds, counts
 
 
 def _ratio(part: _Column, whole: _Column) -> _Column:

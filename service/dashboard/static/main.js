@@ -11,7 +11,7 @@ import { loadSessions, startSessions } from "./sessions.js";
 
 const POLL_MS = 1000;
 const HIDDEN_MS = 10_000; // while nobody sees the page
-const EVERY = { requests: 2, findings: 5, sessions: 5 }; // polls
+const EVERY = { requests: 2, findings: 10, sessions: 5 }; // polls
 
 const clock = { ahead: 0 }; // the server's, by ours: its times are compared with its own
 const visible = new Set();
