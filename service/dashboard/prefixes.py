@@ -72,8 +72,8 @@ class _Run:
 
 
 def prefix_tree(records: Sequence[RequestRecord], max_nodes: int = MAX_NODES) -> PrefixTree:
-    """Of the latest of ``records``, which stand the oldest first: at most 5,000 with 200,000 blocks,
-    which take some 0.1 s."""
+    """Of the latest of ``records``, which stand the oldest first: no more than 5,000 of them and
+    200,000 blocks, which take some 0.1 s."""
     records = _latest(records)
     num_prompt_tokens = sum(record.num_prompt_tokens for record in records)
     since = records[0].at if records else None
