@@ -18,6 +18,7 @@ from cache_store.metadata.base import WorkerRecord
 from model_worker.block_publisher import BlockPublisher
 from model_worker.cores import usable_cores
 from model_worker.link import LinkError, read_link_secret
+from model_worker.log_lines import configure_logging
 from model_worker.process_start import EXIT_CONFIG, ConfigError, read_config, watch_parent
 from model_worker.protocol import WorkerConfig
 from model_worker.server import WorkerServer
@@ -31,7 +32,7 @@ def main() -> int:
     shutdown.install()
     try:
         config = read_config()
-        logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(message)s")
+        configure_logging(config.log_level, config.log_format)
         watch_parent(shutdown.parent_gone)
         epoch = time.time_ns()
         server = _start_server(config, epoch)
@@ -48,8 +49,12 @@ def main() -> int:
         server.close()
 
 
-def _refuse(reason: str) -> int:
-    print(f"error: {reason}", file=sys.stderr, flush=True)
+def _refuse(reason: str, form: str = "pretty") -> int:
+    """For a person at the terminal in plain words, whatever the least severe log line is."""
+    if form == "json":
+        logger.critical("%s", reason)
+    else:
+        print(f"error: {reason}", file=sys.stderr, flush=True)
     return EXIT_CONFIG
 
 
@@ -115,7 +120,7 @@ def _serve(
         parts.restore()
     except ModelLoadError as error:
         server.set_status("failed", str(error))
-        return _refuse(str(error))
+        return _refuse(str(error), config.log_format)
     # What was built stays; without this every full collection would walk all of the model's code.
     gc.collect()
     gc.freeze()

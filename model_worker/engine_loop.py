@@ -12,6 +12,7 @@ from typing import Protocol
 
 from model_worker.engine import Engine
 from model_worker.gateway_links import LinkCommand, LinkLost, LinkOpened
+from model_worker.log_lines import log_event
 from model_worker.protocol import (
     Abort,
     AddRequest,
@@ -109,10 +110,13 @@ class EngineLoop:
                 self._engine.set_tenant_policies(policies)
                 self._engine.share_prefixes(prefixes)
             case LinkOpened():
+                log_event(logger, logging.INFO, "link opened", link_id=item.link_id)
                 self._publish()  # what the snapshot holds is not told again after it
                 self._server.publish_events(item.link_id, self._engine.snapshot())
-            case LinkLost(reason=reason):
-                logger.warning("link %s is lost: %s", item.link_id, reason)
+            case LinkLost(reason=reason, is_goodbye=is_goodbye):
+                level = logging.INFO if is_goodbye else logging.WARNING
+                event = "link closed" if is_goodbye else "link lost"
+                log_event(logger, level, event, link_id=item.link_id, reason=reason)
                 self._engine.abort_link(item.link_id)
 
     def _is_done(self) -> bool:
@@ -124,7 +128,7 @@ class EngineLoop:
         if self._drain_until is None:
             self._drain_until = time.monotonic() + self._drain_timeout_s
             self._server.set_status("draining", "running requests end, new ones are refused")
-            logger.info("draining for up to %.0f s", self._drain_timeout_s)
+            log_event(logger, logging.INFO, "draining", seconds=self._drain_timeout_s)
         if time.monotonic() >= self._drain_until:
             self._end_all(f"the worker stopped after draining for {self._drain_timeout_s:.0f} s")
             return True

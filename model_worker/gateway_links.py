@@ -58,9 +58,11 @@ class LinkOpened:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The gateway behind a link is gone: its requests are to be aborted, nobody reads them."""
+    """The gateway behind a link is gone: its requests are to be aborted, nobody reads them.
+    ``is_goodbye``: it said so itself."""
 
     reason: str
+    is_goodbye: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,7 @@ class GatewayLinks:
                 self._greet(routing_id, message, now)
             case Goodbye(reason=reason):
                 if link is not None:
-                    self._forget(link, reason)
+                    self._forget(link, reason, is_goodbye=True)
             case Heartbeat():
                 if link is None:
                     self._send_stray(routing_id, Goodbye(reason="this link is not open any more"))
@@ -357,7 +359,7 @@ class GatewayLinks:
         self._forget(link, reason)
         self._send_stray(link.routing_id, Goodbye(reason=reason))
 
-    def _forget(self, link: GatewayLink, reason: str) -> None:
+    def _forget(self, link: GatewayLink, reason: str, *, is_goodbye: bool = False) -> None:
         if self._links.pop(link.routing_id, None) is not None:
             del self._ids[link.link_id]
-            self._deliver(LinkCommand(link.link_id, LinkLost(reason)))
+            self._deliver(LinkCommand(link.link_id, LinkLost(reason, is_goodbye)))

@@ -28,6 +28,13 @@ from model_worker.link import (
     link_keys_for,
     read_link_secret,
 )
+from model_worker.log_lines import (
+    LOG_FORMATS,
+    ParsedLogLine,
+    configure_logging,
+    log_event,
+    parse_log_line,
+)
 from model_worker.request_output import (
     ErrorCode,
     EvictedPrefix,
@@ -52,6 +59,7 @@ from model_worker.worker_stats import (
 __all__ = [
     "AGE_BOUNDS_S",
     "EXIT_CONFIG",
+    "LOG_FORMATS",
     "MAX_GRAMMAR_CHARS",
     "MAX_LOGPROBS",
     "MAX_PRIORITY",
@@ -77,6 +85,7 @@ __all__ = [
     "LinkKeys",
     "LinkTiming",
     "ModelCard",
+    "ParsedLogLine",
     "PrefixAction",
     "PrefixCommand",
     "PrefixReply",
@@ -100,12 +109,15 @@ __all__ = [
     "WorkerMessage",
     "WorkerStats",
     "WorkerStatus",
+    "configure_logging",
     "decode_gateway_message",
     "decode_worker_message",
     "derive_link_keys",
     "encode",
     "grammar_problem",
     "link_keys_for",
+    "log_event",
+    "parse_log_line",
     "peek_request_id",
     "read_link_secret",
 ]

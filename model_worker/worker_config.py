@@ -48,6 +48,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     redis_url: str | None = None  # where it announces itself; may hold a password
     encryption_key_file: str | None = None  # of what is kept on disk
     log_level: str = "info"
+    log_format: str = "pretty"  # pretty | json
 
     def __repr__(self) -> str:
         """Without the URL, for the sake of the password in it."""

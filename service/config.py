@@ -74,6 +74,8 @@ class GatewayConfig:
     canonical_tools: bool = False
     otlp_endpoint: str | None = None  # of the collector that spans go to
     log_level: str = "info"
+    log_format: str = "pretty"
+    log_prompts: bool = False
 
     @property
     def has_keys(self) -> bool:
@@ -151,6 +153,8 @@ def gateway_config(values: Mapping[str, Any]) -> GatewayConfig:
         canonical_tools=values["canonical_tools"],
         otlp_endpoint=values["otlp_endpoint"],
         log_level=values["log_level"],
+        log_format=values["log_format"],
+        log_prompts=values["log_prompts"],
     )
     if not (is_loopback(config.host) or config.has_keys or config.allow_no_auth):
         raise ConfigError(
@@ -224,6 +228,7 @@ def worker_config(
         redis_url=None if is_private else _redis_url(values["redis_url"]),
         encryption_key_file=_text(values["encryption_key_file"]),
         log_level=values["log_level"],
+        log_format=values["log_format"],
     )
 
 

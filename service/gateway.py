@@ -71,8 +71,10 @@ class Gateway:
         self.tenants = TenantDirectory(config)
         self.tenants.add_listener(self._on_tenants)
         self.gate = RequestGate(config.max_queue)
-        labels = TenantLabels(lambda: self.tenants.named)
-        self.metrics = GatewayMetrics(self._read_workers, self._read_queue, tenant_label=labels.of)
+        self.tenant_labels = TenantLabels(lambda: self.tenants.named)
+        self.metrics = GatewayMetrics(
+            self._read_workers, self._read_queue, tenant_label=self.tenant_labels.of
+        )
         registry.add_state_listener(self.metrics.worker_changed)
         self.metrics.registry.register(MetadataCollector(lambda: metadata.stats))
         self.diagnostics = Diagnostics(

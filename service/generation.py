@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,13 +23,13 @@ from service.errors import Unavailable, error_from_worker
 from service.metrics import GatewayMetrics, RequestRecorder
 from service.request_gate import Ticket
 from service.request_history import RequestHistory, ServedRequest
+from service.request_log import RequestLog
 from service.router import Affinity
 from service.routing import LocatePrefix, Routing
 from service.workers.base import RequestStream, Worker
 
 __all__ = ["GenerationRequest", "Generator", "Outcome", "OutcomeKeeper", "Placement"]
 
-_log = logging.getLogger("headstart.requests")
 _CONTEXT_TOKENS = 4
 _LAST_OUTPUT_S = 10.0  # a worker that was told to stop finishes its step first
 
@@ -132,10 +131,13 @@ class Generator:
             counts_prompt=request.is_first_sample,
             tenant=request.tenant,
         )
+        log = RequestLog(
+            request.trace.prompt.request_id or request.request_id, len(request.prompt_token_ids)
+        )
         outcome = "abort"
         answer = AnswerText(decode, request.stop, _context_of(request), _scored_prompt_of(request))
         try:
-            run = self._run(request, answer, recorder, ticket)
+            run = self._run(request, answer, recorder, ticket, log)
             async with contextlib.aclosing(run) as events:
                 async for event in events:
                     if event.finish_reason is not None:
@@ -153,14 +155,8 @@ class Generator:
             ticket.close()
             if self._history is not None and request.is_first_sample and answer.is_admitted:
                 self._history.add(_served_request(request, answer))
-            _log.info(
-                "request %s ended: %s, prompt_tokens=%d cached_tokens=%d output_tokens=%d ttft=%s",
-                request.request_id,
-                outcome,
-                len(request.prompt_token_ids),
-                answer.num_cached_tokens,
-                answer.num_output_tokens,
-                "-" if recorder.first_text_s is None else f"{recorder.first_text_s:.4f}s",
+            log.ended(
+                outcome, answer.num_cached_tokens, answer.num_output_tokens, recorder.first_text_s
             )
 
     async def _run(
@@ -169,6 +165,7 @@ class Generator:
         answer: AnswerText,
         recorder: RequestRecorder,
         ticket: Ticket,
+        log: RequestLog,
     ) -> AsyncGenerator[TextEvent, None]:
         worker = await request.placement.worker(
             lambda: self.routing.choose(
@@ -187,6 +184,7 @@ class Generator:
                     waited = self._metrics.clock() - submitted_at
                     queue_s = waited if output.queue_s is None else output.queue_s
                     request.trace.admitted(output, queue_s)
+                    log.admitted(output, worker.worker_id, queue_s)
                     recorder.admitted(
                         output.num_cached_tokens,
                         queue_s,
@@ -202,6 +200,7 @@ class Generator:
                 if num_tokens:
                     ticket.started()
                     request.trace.token(output.prefill_s)
+                    log.token(output.prefill_s)
                     recorder.tokens(num_tokens)
                 if event is None:
                     continue

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from model_worker.protocol import log_event
 from service.errors import (
     GatewayError,
     InternalError,
@@ -52,7 +53,9 @@ class RequestContextMiddleware:
         request_id = scope["headstart_request_id"] = uuid.uuid4().hex
         given_id = _given_id(scope)
         if given_id:
-            _log.info("request %s is its client's %s", request_id, given_id)
+            log_event(
+                _log, logging.INFO, "request named", request_id=request_id, client_id=given_id
+            )
         is_started = False
 
         async def send_with_id(message: Message) -> None:
@@ -68,7 +71,8 @@ class RequestContextMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            _log.info("request %s ended: the client left while it was sending", request_id)
+            event = "request ended: the client left while it was sending"
+            log_event(_log, logging.INFO, event, request_id=request_id)
         except Exception as error:
             _log_failure(request_id, error)
             if not is_started:
@@ -78,6 +82,7 @@ class RequestContextMiddleware:
             error_told = noted_error(scope)
             if error_told is not None:
                 self._on_error(error_told)
+                _log_error(request_id, scope, error_told)
 
 
 def _given_id(scope: Scope) -> str:
@@ -86,8 +91,31 @@ def _given_id(scope: Scope) -> str:
     return given if _SANE_ID.fullmatch(given) else ""
 
 
+def _log_error(request_id: str, scope: Scope, error: GatewayError) -> None:
+    """Without its message and field, which may have been the client's words; nor its path, unless
+    it is a route's."""
+    route = scope.get("route")
+    log_event(
+        _log,
+        logging.INFO if error.status < 500 else logging.WARNING,
+        "request refused" if error.status < 500 else "request failed",
+        request_id=request_id,
+        route=getattr(route, "path", None),
+        status=error.status,
+        type=error.type,
+        code=error.code,
+    )
+
+
 def _log_failure(request_id: str, error: Exception) -> None:
     """Where it happened, without the exception's own words: they may quote a prompt."""
     frames = traceback.extract_tb(error.__traceback__)
     places = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-6:]))
-    _log.error("request %s failed: %s at %s", request_id, type(error).__name__, places)
+    log_event(
+        _log,
+        logging.ERROR,
+        "an exception was not foreseen",
+        request_id=request_id,
+        exception=type(error).__name__,
+        places=places,
+    )

@@ -22,7 +22,14 @@ from typing import NoReturn
 import msgspec
 import uvicorn
 
-from model_worker.protocol import EXIT_CONFIG, LinkError, WorkerConfig, read_link_secret
+from model_worker.protocol import (
+    EXIT_CONFIG,
+    LinkError,
+    WorkerConfig,
+    configure_logging,
+    log_event,
+    read_link_secret,
+)
 from service import __version__
 from service.app import create_app, gateway_in, uvicorn_config
 from service.config import ConfigError, GatewayConfig
@@ -40,6 +47,12 @@ _POLL_S = 0.05
 _LAST_WORDS_S = 5  # for answers that were told to end, once the drain's time is over
 _FORCED_CLOSE_S = 1.0
 _EXIT_FORCED = 130
+_LEVELS = {
+    WorkerState.READY: logging.INFO,
+    WorkerState.DRAINING: logging.INFO,
+    WorkerState.LOST: logging.WARNING,
+    WorkerState.FAILED: logging.WARNING,
+}
 
 _log = logging.getLogger("headstart")
 
@@ -99,7 +112,7 @@ class GatewayProcess:
     def __init__(
         self, config: GatewayConfig, registry: WorkerRegistry, listener: socket.socket
     ) -> None:
-        _configure_logging(config.log_level)
+        configure_logging(config.log_level, config.log_format)
         self._config = config
         self._registry = registry
         self._listener = listener
@@ -143,9 +156,12 @@ class GatewayProcess:
     async def _drain_and_stop(self) -> None:
         num_running = self._gateway.gate.num_in_flight
         if num_running:
-            _say(
-                f"stopping: {num_running} running requests get {self._config.drain_timeout:g} s "
-                "to finish; once more to stop at once"
+            log_event(
+                _log,
+                logging.WARNING,
+                "stopping: running requests get some time to finish; once more to stop at once",
+                num_requests=num_running,
+                seconds=self._config.drain_timeout,
             )
         if not await self._gateway.drain():
             await self._registry.close()  # ends what still runs with a typed error
@@ -167,10 +183,13 @@ class GatewayProcess:
             self._exit_code = EXIT_CONFIG
             self._server.should_exit = True
             return
-        text = f"worker {change.worker_id} is {change.state}"
-        text += f": {change.detail}" if change.detail else ""
-        is_trouble = change.state in (WorkerState.LOST, WorkerState.FAILED)
-        _log.log(logging.WARNING if is_trouble else logging.DEBUG, text)
+        log_event(
+            _log,
+            _LEVELS.get(change.state, logging.DEBUG),
+            f"worker {change.state}",
+            worker_id=change.worker_id,
+            detail=change.detail or None,
+        )
 
     async def _announce(self) -> None:
         """Say where the server is, once requests are answered."""
@@ -222,15 +241,3 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from None
     listener.setblocking(False)
     return listener
-
-
-def _configure_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-
-
-def _say(text: str) -> None:
-    print(f"headstart: {text}", file=sys.stderr, flush=True)

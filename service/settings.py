@@ -6,6 +6,7 @@ It only describes: reading arguments and the environment is service.config's wor
 
 from __future__ import annotations
 
+from model_worker.protocol import LOG_FORMATS
 from service import setting_types as kinds
 from service.gateway_settings import GATEWAY_SETTINGS
 from service.setting import ENV_PREFIX, Section, Setting
@@ -43,6 +44,23 @@ _LINK_SETTINGS = (
         "Least severe log line that is written.",
         _BOTH,
         "LEVEL",
+    ),
+    Setting(
+        "log_format",
+        kinds.choice(*LOG_FORMATS),
+        "pretty",
+        "Log lines for people, or as one JSON object each.",
+        _BOTH,
+        "FORMAT",
+    ),
+    Setting(
+        "log_prompts",
+        kinds.boolean,
+        False,
+        "Write the text of each prompt to the log: what users say.",
+        ("serve", "gateway"),
+        "",
+        is_flag=True,
     ),
 )
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -141,11 +141,15 @@ def real_target(model: str, *arguments: str) -> Iterator[Target]:
 class Stream:
     """A streamed answer that is read bit by bit, or left."""
 
-    def __init__(self, url: str, model: str, **fields: Any) -> None:
+    def __init__(
+        self, url: str, model: str, headers: Mapping[str, str] | None = None, **fields: Any
+    ) -> None:
         body = {"model": model, "stream": True, "temperature": 0, "ignore_eos": True, **fields}
         path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
         self._stack = contextlib.ExitStack()
-        response = httpx.stream("POST", f"{url}{path}", json=body, timeout=120.0, verify=False)
+        response = httpx.stream(
+            "POST", f"{url}{path}", json=body, headers=headers, timeout=120.0, verify=False
+        )
         self.response = self._stack.enter_context(response)
         self._lines = self.response.iter_lines()
 

@@ -64,6 +64,7 @@ def test_every_worker_setting_reaches_the_worker() -> None:
     arguments = {
         "link_endpoint": "ipc:///run/link",
         "log_level": "debug",
+        "log_format": "json",
         "model": "org/name",
         "served_model_name": ["a,b", "c", "a"],
         "model_cache_dir": "/cache",
@@ -97,6 +98,7 @@ def test_every_worker_setting_reaches_the_worker() -> None:
         endpoint="ipc:///run/link",
         worker_id="w",
         log_level="debug",
+        log_format="json",
         model="org/name",
         served_model_names=("a", "b", "c"),
         model_cache_dir="/cache",
@@ -153,6 +155,8 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "redis_url": "redis://:hidden@host",
         "encryption_key_file": "/key",
         "log_level": "error",
+        "log_format": "json",
+        "log_prompts": True,
         "tool_call_parser": "mistral",
         "canonical_tools": True,
         "otlp_endpoint": "http://collector:4318/",
@@ -186,6 +190,8 @@ def test_every_gateway_setting_reaches_the_gateway(tmp_path: Path) -> None:
         "canonical_tools": True,
         "otlp_endpoint": "http://collector:4318",
         "log_level": "error",
+        "log_format": "json",
+        "log_prompts": True,
     }
     assert "hidden" not in repr(made)
     assert "k1" not in repr(made)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import pytest
 
 from model_worker.engine_loop import IDLE_CHECK_S, SAVE_POLL_S, EngineLoop
-from model_worker.gateway_links import LinkCommand
+from model_worker.gateway_links import LinkCommand, LinkLost
 from model_worker.protocol import AddRequest, TenantPolicies, TenantPolicy
 from model_worker.server import WorkerServer
 from tests.rig import EngineRig, RigOptions, TeacherSampler, greedy
@@ -137,3 +138,20 @@ def test_policies_of_tenants_reach_the_cache() -> None:
     world.run()
     (usage,) = world.cache.tenant_usage()
     assert sum(usage.num_blocks.values()) == 3
+
+
+@pytest.mark.parametrize(
+    ("lost", "level", "event"),
+    [
+        (LinkLost("closed", is_goodbye=True), "INFO", "link closed"),
+        (LinkLost("nothing was heard for 5 s"), "WARNING", "link lost"),
+    ],
+)
+def test_a_goodbye_is_no_loss(
+    lost: LinkLost, level: str, event: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    world = World()
+    loop = EngineLoop(world.engine, cast(WorkerServer, None), ScriptedStop(), 1.0)
+    loop._handle(LinkCommand("gw/1", lost))
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [(level, event)]

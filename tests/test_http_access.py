@@ -131,9 +131,9 @@ def test_keys_and_prompts_are_never_logged(
     )
     client.get("/v1/models", headers={"X-Api-Key": "marker-key"})
     ours = [record for record in caplog.records if record.name.startswith("headstart")]
-    assert any("ended: length" in record.getMessage() for record in ours)
-    assert not any("marker" in record.getMessage() for record in ours)
-    assert not any("sk-user" in record.getMessage() for record in ours)
+    assert any(record.getMessage() == "request ended" for record in ours)
+    assert not any("marker" in str(record.__dict__) for record in ours)
+    assert not any("sk-user" in str(record.__dict__) for record in ours)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_a_clients_own_id_comes_back(
     assert [response.headers.get_list("x-request-id") for response in responses] == [[given]] * 2
     ids = {response.json()["id"] for response in responses}
     assert len(ids) == 2  # its requests are told apart whatever it calls them
-    lines = [record.getMessage() for record in caplog.records]
-    named = [line for line in lines if line.endswith(f" is its client's {given}")]
-    assert {line.split()[1] for line in named} == {found.split("-")[1] for found in ids}
+    named = [r.headstart_fields for r in caplog.records if r.getMessage() == "request named"]
+    assert [fields["client_id"] for fields in named] == [given] * 2
+    assert {fields["request_id"] for fields in named} == {found.split("-")[1] for found in ids}
 
 
 @pytest.mark.parametrize("given", [b"", b"x" * 129, b"two words", b"caf\xc3\xa9", b"a\tb"])
@@ -236,3 +236,18 @@ def test_paths_and_methods_that_do_not_exist(client: httpx.Client) -> None:
         response = client.request(method, path, headers=headers)
         assert response.status_code == status, path
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_prompts_are_logged_where_the_operator_asks_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="headstart")
+    with serving(log_prompts=True) as served, served.client() as client:
+        messages = [{"role": "user", "content": "marker-prompt"}]
+        for fields in ({"prompt": ["marker-one", "marker-two"]}, {"messages": messages}):
+            path = "chat/completions" if "messages" in fields else "completions"
+            body = {"model": MODEL_NAME, "max_tokens": 1, **fields}
+            assert client.post(f"/v1/{path}", json=body).status_code == 200
+    texts = [r.headstart_fields["text"] for r in caplog.records if r.getMessage() == "prompt"]
+    assert [text.count("marker-") for text in texts] == [1, 1, 1]
+    assert "marker-prompt" in texts[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from model_worker.protocol import EXIT_CONFIG
+from model_worker.protocol import EXIT_CONFIG, parse_log_line
 from tests.event_kit import Subscriber
 from tests.http_kit import events_of, metric
 from tests.models import save_model
@@ -216,6 +216,6 @@ def test_starts_that_cannot_work_say_why_in_one_line(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=READY_S)
         assert process.returncode == EXIT_CONFIG, err
         assert out == ""
-        reasons = [line for line in err.splitlines() if not line.startswith("INFO ")]
+        reasons = [line for line in err.splitlines() if not parse_log_line(line).is_progress]
         assert len(reasons) == 1, err
         assert reasons[0].startswith(start.reason), err

@@ -403,7 +403,7 @@ def test_a_goodbye_is_a_loss_at_once(endpoint: str, connect: Callable[..., BareG
         gateway = connect(endpoint)
         gateway.join()
         gateway.say(Goodbye(reason="stopping"))
-        assert poll_one(server) == LinkCommand("gw/1", LinkLost("stopping"))
+        assert poll_one(server) == LinkCommand("gw/1", LinkLost("stopping", is_goodbye=True))
 
 
 def test_a_closed_connection_is_found_when_something_is_sent(

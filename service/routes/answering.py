@@ -17,7 +17,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from model_worker.protocol import SamplingParams
+from model_worker.protocol import SamplingParams, log_event
 from service.answers import Answer, BeforeEnd, ChoiceSource
 from service.diagnostics.trace import RequestTrace, TracedPrompt
 from service.gateway import Gateway, gateway_of
@@ -30,6 +30,7 @@ from service.routes.explain import viewer_of
 from service.schemas.bodies import Usage
 from service.schemas.cache_explanation import CacheExplanation
 from service.schemas.sampling import CommonFields
+from service.served_model import ServedModel
 from service.sessions.turn import Turn
 from service.shapes.base import AnswerIdentity, AnswerNotes, Choice, Shape
 from service.sse import EventStream, client_gone
@@ -135,6 +136,8 @@ async def _begin(request: Request, asked: Generation, place: _Place) -> _Begun:
     if place.turn is not None:
         gateway.sessions.count_turn(place.turn)
     _log_received(request, body, prepared)
+    if gateway.config.log_prompts:
+        _log_prompts(request, gateway.model(body.model), prepared)
     return _begun(request, asked, prepared, place)
 
 
@@ -309,12 +312,22 @@ async def _unless_gone(request: Request, begun: _Begun) -> Response:
 
 
 def _log_received(request: Request, body: CommonFields, prompts: Sequence[Prompt]) -> None:
-    _log.info(
-        "request %s received: %s prompts=%d prompt_tokens=%d max_tokens=%d stream=%s",
-        request_id_of(request),
-        request.scope["route"].path,
-        len(prompts),
-        sum(len(prompt.token_ids) for prompt in prompts),
-        max(prompt.sampling_params.max_tokens for prompt in prompts),
-        body.stream,
+    log_event(
+        _log,
+        logging.INFO,
+        "request received",
+        request_id=request_id_of(request),
+        route=request.scope["route"].path,
+        tenant=gateway_of(request).tenant_labels.of(tenant_in(request).charged_as) or None,
+        prompts=len(prompts),
+        prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+        max_tokens=max(prompt.sampling_params.max_tokens for prompt in prompts),
+        stream=body.stream,
     )
+
+
+def _log_prompts(request: Request, model: ServedModel, prompts: Sequence[Prompt]) -> None:
+    """What users say, for the operator who has asked for it."""
+    for prompt in prompts:
+        text = model.tokenizer.decode(prompt.token_ids.tolist())
+        log_event(_log, logging.INFO, "prompt", request_id=request_id_of(request), text=text)

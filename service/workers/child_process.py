@@ -22,17 +22,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, TextIO
 
+from model_worker.protocol import ParsedLogLine, parse_log_line
+
 NUM_KEPT_LINES = 50
 _POLL_INTERVAL_S = 0.5  # an exit shows by its pipes; this is for pipes that a grandchild holds
 _READ_BYTES = 1 << 16
-# Log lines that tell how things go; they explain no exit that came after them.
-_PROGRESS = ("DEBUG ", "INFO ")
 
 
 @dataclass(frozen=True, slots=True)
 class ChildExit:
     """``returncode`` as subprocess gives it: negative for a signal. ``last_stderr_line`` is the
-    last one that is no progress report; empty where there was none."""
+    last one that is no progress report, of a log line only its message; empty where there was
+    none."""
 
     returncode: int
     last_stderr_line: str
@@ -136,10 +137,14 @@ class ChildProcess:
         for line in lines:
             text = line.decode("utf-8", "replace").rstrip("\r")
             self._lines.append(text)
-            if is_stderr and text.strip() and not text.startswith(_PROGRESS):
-                self._last_stderr_line = text.strip()
+            if is_stderr and text.strip():
+                self._note(parse_log_line(text.strip()))
             self._write(text)
         return rest
+
+    def _note(self, line: ParsedLogLine) -> None:
+        if not line.is_progress:  # what tells how things go explains no exit that came after it
+            self._last_stderr_line = line.message
 
     def _write(self, line: str) -> None:
         output = self._output or sys.stderr
