@@ -30,6 +30,7 @@ from service.errors import (
 __all__ = ["RequestContextMiddleware", "request_id_of"]
 
 _log = logging.getLogger("headstart.requests")
+_PROBES = frozenset({"/health"})  # its 503 is the answer that was asked for, every few seconds
 _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -80,7 +81,7 @@ class RequestContextMiddleware:
                 await error_response(InternalError(message))(scope, receive, send_with_id)
         finally:
             error_told = noted_error(scope)
-            if error_told is not None:
+            if error_told is not None and scope["path"] not in _PROBES:
                 self._on_error(error_told)
                 _log_error(request_id, scope, error_told)
 

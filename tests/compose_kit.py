@@ -27,6 +27,7 @@ from tests.redis_kit import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ("cpu", "gpu")
+OWNERS = ("HEADSTART", "REDIS", "PROMETHEUS", "GRAFANA")
 HEALTHY_S = 180.0
 CONTAINER_PORTS = ("6379", "7000", "8000")  # Redis, link, gateway
 # The images' entry point. `python` of a health check is the image's one interpreter.
@@ -82,7 +83,7 @@ def make_secrets(folder: Path) -> None:
     owner = f"{os.getuid()}:{os.getgid()}"
     subprocess.run(
         ["sh", str(ROOT / "deploy" / "make-secrets.sh"), str(folder)],
-        env=clean_environment({"HEADSTART_OWNER": owner, "REDIS_OWNER": owner}),
+        env=clean_environment({f"{name}_OWNER": owner for name in OWNERS}),
         check=True,
         capture_output=True,
         timeout=30,

@@ -115,6 +115,39 @@ def test_secrets_are_files_and_nowhere_else(document: dict[str, Any], tmp_path: 
         assert granted == used, name
 
 
+def test_monitoring_is_hardened_and_reads_what_is_in_the_checkout() -> None:
+    services = compose_config("monitoring")["services"]
+    assert set(services) == {"gateway", "redis", "prometheus", "grafana"}
+    test_every_service_is_hardened_checked_and_restarted({"services": services})
+    assert not services["prometheus"].get("ports")
+    assert set(services["prometheus"]["networks"]) == {"link"}
+    (port,) = services["grafana"]["ports"]
+    if isinstance(port, dict):
+        port = f"{port['host_ip']}:{port['published']}:{port['target']}"
+    assert port.removesuffix("/tcp") == "127.0.0.1:3000:3000"
+    mounted = {}
+    for name in ("prometheus", "grafana"):
+        for volume in services[name]["volumes"]:
+            if isinstance(volume, str):
+                source, target, *mode = volume.split(":")
+                volume = {"source": source, "target": target, "read_only": mode == ["ro"]}
+            mounted[volume["target"]] = volume
+    for target, path in (
+        ("/etc/prometheus/prometheus.yml", "deploy/prometheus.yml"),
+        ("/etc/prometheus/alerts.yml", "deploy/alerts.yml"),
+        ("/etc/grafana/provisioning", "deploy/grafana/provisioning"),
+        ("/etc/grafana/dashboards", "deploy/grafana/dashboards"),
+    ):
+        assert Path(mounted[target]["source"]) == ROOT / path
+        assert mounted[target]["read_only"]
+    (secret,) = services["prometheus"]["secrets"]
+    scraped = (ROOT / "deploy" / "prometheus.yml").read_text()
+    assert f"credentials_file: /run/secrets/{secret['source']}\n" in scraped
+    (secret,) = services["grafana"]["secrets"]
+    password = services["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"]
+    assert password == f"/run/secrets/{secret['source']}"
+
+
 def test_every_option_that_is_given_exists(document: dict[str, Any]) -> None:
     for service in document["services"].values():
         if is_ours(service):
@@ -136,7 +169,8 @@ def test_volumes_are_named_and_hold_models_disk_tier_and_redis(document: dict[st
         ("disk", "/var/lib/headstart/disk"),
         ("redis", "/data"),
     }
-    assert set(document["volumes"]) == {"models", "disk", "redis"}
+    # Some versions list those of other profiles, too.
+    assert set(document["volumes"]) - {"prometheus", "grafana"} == {"models", "disk", "redis"}
 
 
 # ------------------------------------------------------------ secrets
@@ -147,14 +181,17 @@ def test_each_secret_is_readable_by_its_owner_alone_and_usable(tmp_path: Path) -
     make_secrets(folder)
     assert {file.name for file in folder.iterdir()} == {
         "link-secret", "api-keys", "admin-keys", "encryption-key", "redis-url", "redis.conf",
+        "metrics-key", "grafana-password",
     }  # fmt: skip
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o400}
     assert len(read_link_secret(folder / "link-secret")) == 64
     Cipher.from_key_file(folder / "encryption-key")
     password = (folder / "redis.conf").read_text().removeprefix("requirepass ").strip()
     assert (folder / "redis-url").read_text().strip() == f"redis://:{password}@redis:6379/0"
-    texts = [file.read_text() for file in folder.iterdir() if file.name != "redis-url"]
+    pairs = {"redis-url", "metrics-key"}  # of redis.conf, of api-keys
+    texts = [file.read_text() for file in folder.iterdir() if file.name not in pairs]
     assert len(set(texts)) == len(texts)
+    assert (folder / "metrics-key").read_text() == (folder / "api-keys").read_text()
 
 
 def test_secrets_that_exist_are_kept(tmp_path: Path) -> None:
@@ -164,7 +201,10 @@ def test_secrets_that_exist_are_kept(tmp_path: Path) -> None:
     (folder / "api-keys").unlink()
     make_secrets(folder)
     after = {file.name: file.read_text() for file in folder.iterdir()}
-    assert {name for name in after if after[name] != before[name]} == {"api-keys"}
+    assert {name for name in after if after[name] != before[name]} == {
+        "api-keys",
+        "metrics-key",
+    }
 
 
 def test_an_owner_that_cannot_be_given_is_said(tmp_path: Path) -> None:
@@ -216,9 +256,11 @@ def test_an_image_copies_what_exists_and_runs_as_an_ordinary_user(dockerfile: st
     assert entry_point(ROOT / dockerfile) == ["headstart"]
 
 
-def test_redis_gets_its_secret_under_the_user_that_it_runs_as(document: dict[str, Any]) -> None:
-    user = document["services"]["redis"]["user"]
-    assert f"REDIS_OWNER:-{user}" in (ROOT / "deploy" / "make-secrets.sh").read_text()
+def test_others_get_their_secrets_under_the_users_that_they_run_as() -> None:
+    services = compose_config("monitoring")["services"]
+    for name in ("redis", "prometheus", "grafana"):
+        owner = f"{name.upper()}_OWNER:-{services[name]['user']}"
+        assert owner in (ROOT / "deploy" / "make-secrets.sh").read_text()
 
 
 def test_no_deployed_file_names_a_registry() -> None:

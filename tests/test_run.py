@@ -119,7 +119,7 @@ def test_a_signal_lets_running_requests_finish(card_file: Path) -> None:
         stream = process.stream(max_tokens=100)
         lines = [next(stream), next(stream)]
         process.process.send_signal(signal.SIGTERM)
-        process.wait_for("stopping: 1 running requests get 30 s to finish")
+        process.wait_for("stopping: running requests .* num_requests=1 seconds=30")
         refused = httpx.get(f"{process.url}/health", timeout=10)
         assert refused.status_code == 503
         assert "shutting down" in refused.json()["error"]["message"]
@@ -147,7 +147,7 @@ def test_a_second_signal_ends_it_at_once(card_file: Path) -> None:
         next(stream)
         next(stream)
         process.process.send_signal(signal.SIGINT)
-        process.wait_for("stopping: 1 running requests")
+        process.wait_for("stopping: running requests .* num_requests=1 ")
         started_at = time.monotonic()
         process.process.send_signal(signal.SIGINT)
         with contextlib.suppress(httpx.HTTPError):
