@@ -172,7 +172,8 @@ def work(load: Load) -> None:
             )
         for future in futures:
             future.result()
-    load.ask("acme", prompt=prompt_of(1, 90), max_tokens=3)  # out of the lower tier, or anew
+    for number in range(1, 5):  # from the device, from below it, or computed anew
+        load.ask("acme", prompt=prompt_of(number, 90), max_tokens=3)
 
 
 def be_refused(load: Load) -> None:
@@ -270,7 +271,6 @@ def test_counters_equal_what_clients_were_told(load: Load) -> None:
         for outcome in ("stop", "length", "abort", "error"):
             found = count("requests_total", tenant=tenant, outcome=outcome)
             assert found == told.ended[outcome, tenant], (tenant, outcome)
-    assert told.tokens["host", "acme"] + told.tokens["host", "globex"] > 0
     errors = {
         (dict(labels)["type"], dict(labels)["code"]): value
         for (name, labels), value in counted.items()
