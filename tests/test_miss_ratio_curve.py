@@ -106,7 +106,7 @@ def test_the_sample_keeps_its_size() -> None:
     assert sample.num_blocks / sample.rate == pytest.approx(12_000, rel=0.3)
 
 
-@pytest.mark.parametrize("name", ["conversation", "synthetic", "agentic", "airline"])
+@pytest.mark.parametrize("name", ["conversation", "synthetic", "airline"])
 def test_it_is_near_what_the_real_cache_finds(name: str) -> None:
     """The figures of the catalogue are those of the real tree, which test_trace_replay holds."""
     source = source_named(name)
