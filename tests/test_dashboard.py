@@ -142,16 +142,16 @@ def test_the_charts_follow_the_same_counters(page: Page, served: Served) -> None
     label = page.locator("#chart-hit .plot").get_attribute("aria-label") or ""
     assert re.fullmatch(r"Hit rate over time, by tier: device \d+ %(, \w+ (0 %|\u2013))*", label)
     for span, after in (("1d", "0"), ("10m", "1")):  # from then on what is new alone
-        page.check(f"input[name=span][value='{span}']", force=True)
         wanted = f"span={span}&after={after}"
-        page.wait_for_event("response", lambda r, wanted=wanted: wanted in r.url, timeout=WAIT_MS)
+        with page.expect_response(lambda r, wanted=wanted: wanted in r.url, timeout=WAIT_MS):
+            page.check(f"input[name=span][value='{span}']", force=True)
 
 
 def test_it_lives(page: Page, served: Served) -> None:
     open_board(page, served.base_url)
     before = value(page, "tokens-queried")
     caller = threading.Thread(
-        target=ask, args=(served, "A long story."), kwargs={"max_tokens": 400}
+        target=ask, args=(served, "A long story."), kwargs={"max_tokens": 800}
     )
     caller.start()
     wait_for_value(page, "running", 1)
