@@ -96,7 +96,7 @@ class Engine:
         self._num_failed_in_row = 0
         self._is_stalled = False
         self._stats = EngineStats(
-            scheduler, cache, pacer.costs, limits.block_bytes, lambda: len(grammars)
+            scheduler, cache, pacer.costs, limits.block_bytes, lambda: len(self._grammars)
         )
 
     @property

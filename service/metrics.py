@@ -128,6 +128,12 @@ class RequestRecorder:
         self.first_text_s: float | None = None  # seconds from the body read
         self._has_ended = False
 
+    @property
+    def _is_hit(self) -> bool:
+        """Whether most of the prompt came out of the cache. A few tokens always do, those that a
+        template begins every prompt with: by them all requests would be hits, the slow ones too."""
+        return 2 * (self._num_cached_tokens or 0) >= max(self._num_prompt_tokens, 1)
+
     def admitted(
         self,
         num_cached_tokens: int,
@@ -145,7 +151,7 @@ class RequestRecorder:
             return
         self._num_cached_tokens = num_cached_tokens
         metrics = self._metrics
-        series = self._series = metrics.series(self._tenant, is_hit=num_cached_tokens > 0)
+        series = self._series = metrics.series(self._tenant, is_hit=self._is_hit)
         series.queue.observe(queue_s)
         if num_host_tokens + num_disk_tokens and load_s is not None:
             series.load.observe(load_s)
@@ -198,9 +204,8 @@ class RequestRecorder:
         now = metrics.clock()
         self.first_text_s = now - self._received_at
         self._series.first_token.observe(self.first_text_s)
-        is_hit = bool(self._num_cached_tokens)
-        metrics.recent.add_first_token(now, self.first_text_s, is_hit=is_hit)
-        times = metrics.totals.ttft_hit if is_hit else metrics.totals.ttft_miss
+        metrics.recent.add_first_token(now, self.first_text_s, is_hit=self._is_hit)
+        times = metrics.totals.ttft_hit if self._is_hit else metrics.totals.ttft_miss
         times.add(self.first_text_s)
 
     def end(self, outcome: str) -> None:

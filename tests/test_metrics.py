@@ -245,7 +245,7 @@ def test_what_the_device_and_the_ages_of_blocks_report() -> None:
 
 def test_series_of_a_tenant_and_of_hits_and_misses() -> None:
     bench = Bench(labels={"acme": "acme", "globex": "other", "initech": "other"})
-    for tenant, num_cached in (("acme", 8), ("acme", 0), ("globex", 4), ("initech", 0)):
+    for tenant, num_cached in (("acme", 8), ("acme", 4), ("globex", 5), ("initech", 0)):
         recorder = bench.metrics.record(10, received_at=100.0, tenant=tenant)
         recorder.admitted(num_cached, 0.5, num_host_tokens=num_cached, load_s=0.25)
         recorder.prefilled(0.125)
@@ -262,9 +262,9 @@ def test_series_of_a_tenant_and_of_hits_and_misses() -> None:
                 assert bench.value(f"{name}_count", cache=cache, tenant=tenant) == 1, name
     assert bench.value("request_prefill_time_seconds_sum") == 0.5
     assert bench.value("request_load_time_seconds_count", cache="hit") == 2
-    assert bench.value("request_load_time_seconds_count", cache="miss") == 0
+    assert bench.value("request_load_time_seconds_count", cache="miss") == 1  # less than half
     assert bench.value("prefix_cache_queries_total", tenant="acme") == 20
-    assert bench.value("prefix_cache_hits_total", tenant="other") == 4
+    assert bench.value("prefix_cache_hits_total", tenant="other") == 5
     assert bench.value("requests_total", tenant="other", outcome="stop") == 2
     assert bench.metrics.total("requests_total", {"outcome": "stop"}) == 4
     assert bench.metrics.total("generation_tokens_total") == 8

@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     source = tmp_path_factory.mktemp("checkout")
     for name in (*PACKAGES, "tests", "benchmarks", "docs", "deploy"):
         if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+            ignored = shutil.ignore_patterns("__pycache__", "*.pyc", "node_modules")
             shutil.copytree(ROOT / name, source / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE", "constraints.txt", "Makefile"):
         shutil.copy(ROOT / name, source / name)
