@@ -25,19 +25,30 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # busy while the others have nothing left to do. (xdist's own order, by the number of tests, puts
 # files of a few long tests at the end.)
 SLOW_FILES = (
-    "test_user_data.py",
     "test_cases_tiers.py",
-    "test_serve.py",
+    "test_user_data.py",
     "test_int8_accuracy.py",
-    "test_schema_fuzzing.py",
-    "test_compose.py",
-    "test_tenant_isolation.py",
-    "test_main_job.py",
-    "test_triton.py",
+    "test_serve.py",
+    "test_dashboard.py",
     "test_demo_equality.py",
-    "test_cli.py",
+    "test_main_job.py",
+    "test_compose.py",
+    "test_triton.py",
+    "test_run.py",
     "test_tier_crash.py",
+    "test_tenant_isolation.py",
+    "test_cases.py",
+    "test_told_counters.py",
+    "test_client_litellm.py",
+    "test_cli.py",
+    "test_disk_crash.py",
+    "test_schema_fuzzing.py",
 )
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests of servers wait for a sixth of their time."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
