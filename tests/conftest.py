@@ -46,11 +46,6 @@ SLOW_FILES = (
 )
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: tests of servers wait for a sixth of their time."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: number for number, name in enumerate(SLOW_FILES)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
