@@ -7,13 +7,13 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from model_worker.protocol import EXIT_CONFIG
-from service import __version__, cli
+from service import __version__
+from tests.cli_kit import Command, command_line
 from tests.http_kit import say, serving
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,28 +49,9 @@ def only_line(text: str) -> str:
 
 
 @pytest.fixture
-def here(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in this process: exit code, stdout, stderr."""
-    for name in [name for name in os.environ if name.startswith("HEADSTART_")]:
-        monkeypatch.delenv(name)
-
-    def run(*arguments: str, **variables: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["headstart", *arguments])
-        monkeypatch.setenv("COLUMNS", "200")
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, said.out, said.err
-
-    return run
-
-
-Here = Callable[..., tuple[int, str, str]]
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command in this process."""
+    return command_line(monkeypatch, capsys, columns=200)
 
 
 def test_the_version() -> None:
@@ -87,7 +68,9 @@ def test_the_version() -> None:
         ("chat", "--url", "--api-key"),
     ],
 )
-def test_each_command_has_its_own_options(here: Here, command: str, flag: str, other: str) -> None:
+def test_each_command_has_its_own_options(
+    here: Command, command: str, flag: str, other: str
+) -> None:
     code, out, _ = here(command, "--help")
     assert code == 0
     flags = set(re.findall(r"--[a-z-]+", out))
@@ -112,7 +95,7 @@ def test_each_command_has_its_own_options(here: Here, command: str, flag: str, o
         (["chat", "--url", "ftp://x"], "headstart: --url: expected an address such as http://"),
     ],
 )
-def test_mistakes_get_one_line(here: Here, arguments: list[str], line: str) -> None:
+def test_mistakes_get_one_line(here: Command, arguments: list[str], line: str) -> None:
     code, out, err = here(*arguments)
     assert code in (2, EXIT_CONFIG)
     assert out == ""
@@ -126,7 +109,7 @@ def test_an_unknown_variable_gets_one_line() -> None:
     )
 
 
-def test_a_variable_is_read_and_checked(here: Here) -> None:
+def test_a_variable_is_read_and_checked(here: Command) -> None:
     code, _, err = here("serve", HEADSTART_DTYPE="int3")
     assert code == EXIT_CONFIG
     assert only_line(err) == (
@@ -134,7 +117,7 @@ def test_a_variable_is_read_and_checked(here: Here) -> None:
     )
 
 
-def test_without_a_command_it_shows_its_help(here: Here) -> None:
+def test_without_a_command_it_shows_its_help(here: Command) -> None:
     code, out, _ = here()
     assert code == 2
     assert "serve" in out
@@ -157,7 +140,7 @@ def test_a_model_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
     assert line.startswith(("error: ", "headstart: "))
 
 
-def test_settings_are_printed_as_markdown(here: Here) -> None:
+def test_settings_are_printed_as_markdown(here: Command) -> None:
     code, out, _ = here("settings")
     assert code == 0
     assert "| `--port` | `HEADSTART_PORT` | 8000 | serve, gateway |" in out
@@ -203,7 +186,7 @@ def test_a_chat_with_an_unknown_model_goes_on() -> None:
     assert "The model 'other' is not served here" in result.stdout
 
 
-def test_a_chat_without_a_server_gets_one_line(here: Here) -> None:
+def test_a_chat_without_a_server_gets_one_line(here: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     code, _, err = here("chat", "--url", url)

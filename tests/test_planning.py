@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +19,11 @@ from cache_store.tiers.disk_format import DiskFormat
 from cache_store.tiers.disk_store import DiskStore
 from model_worker.loader.attention_layout import probe_attention
 from model_worker.protocol import EXIT_CONFIG
-from service import cli
 from service.config import ConfigError
 from service.planning.estimate import Plan, Wanted, make_plan, spec_of
 from service.planning.shape import FAMILIES, ModelShape, shape_of
 from service.planning.sources import model_shape
+from tests.cli_kit import Command, command_line
 from tests.docs_kit import example
 
 GIB = 2**30
@@ -79,27 +76,10 @@ def plan_of(name: str, **fields: Any) -> Plan:
 
 
 @pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """`headstart plan` in this process: exit code, stdout, stderr."""
-    for name in [name for name in os.environ if name.startswith("HEADSTART_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("COLUMNS", "120")
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`headstart plan` in this process."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["headstart", "plan", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, said.out, said.err
-
-    return run
-
-
-Command = Callable[..., tuple[int, str, str]]
+    return command_line(monkeypatch, capsys, "plan", columns=120)
 
 
 # ---------------------------------------------------------------- the formulas

@@ -6,10 +6,7 @@ import gzip
 import importlib.util
 import itertools
 import json
-import os
 import shlex
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from cache_store.simulation.replay import Capacity, replay
 from cache_store.simulation.sweep import device_sizes, ideal
 from cache_store.simulation.trace import Trace, TraceError, parse_trace, read_trace
 from model_worker.protocol import EXIT_CONFIG
-from service import cli
+from tests.cli_kit import Command, command_line
 from tests.docs_kit import example
 from tests.gateway_kit import BLOCK_SIZE, byte_ids_of, ids_of
 from tests.http_kit import say, serving
@@ -38,26 +35,9 @@ def parsed(*lines: str, block_tokens: int | None = 10) -> Trace:
 
 
 @pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """`headstart simulate` in this process: exit code, stdout, stderr."""
-    for name in [name for name in os.environ if name.startswith("HEADSTART_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["headstart", "simulate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, said.out, said.err
-
-    return run
-
-
-Command = Callable[..., tuple[int, str, str]]
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`headstart simulate` in this process."""
+    return command_line(monkeypatch, capsys, "simulate", columns=160)
 
 
 # ---------------------------------------------------------------- traces

@@ -29,7 +29,8 @@ class RequestRecord:
     worker_id: str  # empty until one is chosen
     num_prompt_tokens: int
     num_cached_tokens: int
-    num_host_tokens: int  # of the cached ones
+    num_device_tokens: int  # of the cached ones
+    num_host_tokens: int
     num_disk_tokens: int
     num_output_tokens: int
     reason: str
@@ -39,7 +40,3 @@ class RequestRecord:
     decode_s: float | None
     ttft_s: float | None
     outcome: str
-
-    @property
-    def num_device_tokens(self) -> int:
-        return self.num_cached_tokens - self.num_host_tokens - self.num_disk_tokens

@@ -195,6 +195,8 @@ class RequestTrace:
     def record(self, reason: str = "") -> RequestRecord:
         """As it stands now."""
         prompt, admission = self.prompt, self.first_admission
+        num_host = 0 if admission is None else admission.num_host_tokens
+        num_disk = 0 if admission is None else admission.num_disk_tokens
         return RequestRecord(
             request_id=prompt.request_id,
             started_at=self.started_at,
@@ -204,8 +206,9 @@ class RequestTrace:
             worker_id=self.worker_id,
             num_prompt_tokens=prompt.num_tokens,
             num_cached_tokens=self.num_cached_tokens,
-            num_host_tokens=0 if admission is None else admission.num_host_tokens,
-            num_disk_tokens=0 if admission is None else admission.num_disk_tokens,
+            num_device_tokens=self.num_cached_tokens - num_host - num_disk,
+            num_host_tokens=num_host,
+            num_disk_tokens=num_disk,
             num_output_tokens=len(self.output_token_ids),
             reason=reason,
             queue_s=self.queue_s,
