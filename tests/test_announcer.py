@@ -15,11 +15,11 @@ from cache_store.metadata.redis import RedisMetadataStore
 from cache_store.metadata.redis_link import RedisLink
 from model_worker.announcer import Announcer, dialable
 from tests.metadata_kit import make_worker
-from tests.redis_kit import Server, running_server
+from tests.redis_kit import PATIENCE_S, Server, running_server
 
 
 async def listed(server: Server) -> Sequence[WorkerRecord]:
-    store = RedisMetadataStore(RedisLink(server.url))
+    store = RedisMetadataStore(RedisLink(server.url, timeout_s=PATIENCE_S))
     await store.start()
     try:
         return await store.all_workers()

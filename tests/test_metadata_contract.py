@@ -16,7 +16,7 @@ from cache_store.metadata.redis import RedisMetadataStore
 from cache_store.metadata.redis_link import RedisLink
 from cache_store.metadata.resilient import ResilientMetadataStore
 from tests.metadata_kit import chunk, chunks, make_session, make_worker, removed, stored
-from tests.redis_kit import Server, running_server
+from tests.redis_kit import PATIENCE_S, Server, running_server
 
 MAX_CHUNKS = 400
 DEVICE, HOST, DISK = Tier.DEVICE, Tier.HOST, Tier.DISK
@@ -45,7 +45,8 @@ async def store(server: tuple[str, Server | None]) -> AsyncIterator[MetadataStor
         with running.client() as client:
             client.flushall()
         cipher = Cipher(bytes(32)) if kind == "sealed" else None
-        made = RedisMetadataStore(RedisLink(running.url), cipher=cipher, max_chunks=MAX_CHUNKS)
+        link = RedisLink(running.url, timeout_s=PATIENCE_S)
+        made = RedisMetadataStore(link, cipher=cipher, max_chunks=MAX_CHUNKS)
         if kind == "resilient":
             made = ResilientMetadataStore(made)
     await made.start()

@@ -25,7 +25,7 @@ from cache_store.metadata.redis_link import RedisLink
 from cache_store.metadata.redis_url import parse_redis_url
 from cache_store.metadata.resilient import ResilientMetadataStore
 from tests.metadata_kit import chunk, chunks, make_session, make_worker, stored
-from tests.redis_kit import Server, running_server
+from tests.redis_kit import PATIENCE_S, Server, running_server
 
 TIMEOUT_S = 0.3
 PROBE_S = 0.05
@@ -100,6 +100,19 @@ async def test_absent_at_start_it_is_found_when_it_comes(server: Server) -> None
         assert 0 < store.stats.degraded_s < time.monotonic() - began
 
 
+async def test_one_late_answer_at_start_is_no_outage(server: Server) -> None:
+    server.signal(signal.SIGSTOP)
+    link = RedisLink(server.url, timeout_s=1.0, probe_s=PROBE_S)
+    starting = asyncio.create_task(link.start())
+    await asyncio.sleep(1.3)
+    assert not starting.done()
+    server.signal(signal.SIGCONT)
+    await starting
+    assert not link.breaker.is_open
+    assert link.breaker.open_s == 0.0
+    await link.close()
+
+
 async def test_killed_under_load_every_call_ends_in_time(server: Server) -> None:
     async with started(server.url) as store:
         await store.renew_worker(make_worker(), 60.0)
@@ -157,8 +170,11 @@ async def test_answers_never_change_places_when_calls_are_given_up(server: Serve
     link = RedisLink(server.url, timeout_s=0.03, probe_s=PROBE_S, max_failures=10**6)
     store = RedisMetadataStore(link)
     await store.start()
+    patient = RedisMetadataStore(RedisLink(server.url, timeout_s=PATIENCE_S))
+    await patient.start()
     for n in range(20):
-        assert await store.put_session(make_session(f"s{n}", history=b"%d" % n * 50), 0)
+        assert await patient.put_session(make_session(f"s{n}", history=b"%d" % n * 50), 0)
+    await patient.close()
     num_answers = num_failures = 0
     is_over = False
 

@@ -71,12 +71,16 @@ class RedisLink:
         self._recovery_listeners.append(listener)
 
     async def start(self) -> None:
-        """Returns within the time limit of one call, whether the server answers or not."""
-        failure = await self._probe()
-        if failure:
-            self._open(failure)
-        else:
-            await self._check_policy()
+        """Returns when the server has answered, or once the breaker is open: by the same count of
+        failures as later, so that one late answer is no outage at start either."""
+        while not self.breaker.is_open:
+            failure = await self._probe()
+            if not failure:
+                self.breaker.succeed()
+                await self._check_policy()
+                break
+            if self.breaker.fail():
+                self._note_open(failure)
         self._prober = asyncio.create_task(self._probe_while_open())
 
     async def close(self) -> None:
@@ -121,10 +125,6 @@ class RedisLink:
             return await action(self._client)
 
     # ------------------------------------------------------------ breaker
-
-    def _open(self, failure: str) -> None:
-        if self.breaker.open():
-            self._note_open(failure)
 
     def _note_open(self, failure: str) -> None:
         _log.warning("Redis at %s is out of reach (%s): going on without it", self.address, failure)
