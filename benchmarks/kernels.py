@@ -29,6 +29,7 @@ from benchmarks.report import print_table, save
 from model_worker.attention.metadata import SequenceSpan
 from model_worker.compiled.attention import attend
 from model_worker.compiled.linear import linear
+from model_worker.compiled.panels import pack
 from model_worker.compiled.plan import plan_attention
 from model_worker.cores import usable_cores
 
@@ -92,14 +93,15 @@ def measure_linear(repetitions: int, machine: Machine) -> list[dict[str, Any]]:
 def _linear_actions(
     weights: list[Matrix], inputs: dict[int, Matrix], outputs: dict[int, Matrix]
 ) -> Actions:
-    coded = [(40 * weight).astype(np.int8) for weight in weights]
+    tensors = [torch.from_numpy(weight) for weight in weights]
+    packed = [pack(tensor).numpy() for tensor in tensors]
+    coded = [pack((40 * tensor).to(torch.int8)).numpy() for tensor in tensors]
     scales = [np.full(len(weight), 0.025, np.float32) for weight in weights]
     zeros = [np.zeros(len(weight), np.float32) for weight in weights]
-    tensors = [torch.from_numpy(weight) for weight in weights]
 
-    def compiled(matrices: list[Matrix]) -> None:
-        for w, scale, bias in zip(matrices, scales, zeros, strict=True):
-            linear(inputs[w.shape[1]], w, scale, bias, outputs[len(w)], False)
+    def compiled(panels: list[Matrix]) -> None:
+        for w, own, scale, bias in zip(weights, panels, scales, zeros, strict=True):
+            linear(inputs[w.shape[1]], own, scale, bias, outputs[len(w)], False)
 
     def blas() -> None:
         for w in weights:
@@ -110,7 +112,7 @@ def _linear_actions(
             F.linear(torch.from_numpy(inputs[w.shape[1]]), w)
 
     return {
-        "compiled_f32": lambda: compiled(weights),
+        "compiled_f32": lambda: compiled(packed),
         "compiled_int8": lambda: compiled(coded),
         "numpy_f32": blas,
         "torch_f32": by_torch,

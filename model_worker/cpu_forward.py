@@ -12,13 +12,13 @@ from cache_store.tiers.device import DeviceTier
 from model_worker.attention.backend import AttentionBackend
 from model_worker.compiled.decoder import CompiledDecoder
 from model_worker.compiled.modules import stream_linears
-from model_worker.compiled.weights import fits
+from model_worker.compiled.weights import DecoderWeights, fits
 from model_worker.forward import EagerForward, Forward
 
 
 def cpu_forward(model: PreTrainedModel, tier: DeviceTier, backend: AttentionBackend) -> Forward:
     """The whole decoder where the model is of the Llama kind, else its linear layers alone."""
     if fits(model):
-        return CompiledDecoder(model, tier)
+        return CompiledDecoder(DecoderWeights.take(model), tier)
     stream_linears(model)
     return EagerForward(model, backend, torch.device("cpu"))

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from model_worker.attention.kv_store import dequantize, quantize
-from model_worker.row_codes import largest_code
+from model_worker.row_codes import LARGEST_CODE
 
 # Part of the fingerprint: what is stored was computed so, and by no other rule.
-INT8_CODING = "int8 weights by output, float32 rows to 16 bits"
+INT8_CODING = "int8 weights by output, float32 rows to 32767 steps"
 
 # Outputs whose weights are decoded at once for many rows: the copy stays in the cache.
 _OUTPUTS_AT_ONCE = 4096
@@ -52,10 +52,9 @@ class Int8Linear(torch.nn.Module):
 
 def round_rows(x: torch.Tensor) -> torch.Tensor:
     """``x`` (..., inputs) as its codes tell it: integers times a scale per row."""
-    most = largest_code(x.shape[-1])
     largest = x.abs().amax(dim=-1, keepdim=True)
-    factor = torch.where(largest == 0, 0.0, most / largest)
-    return torch.round(x * factor) * (largest / most)
+    factor = torch.where(largest == 0, 0.0, LARGEST_CODE / largest)
+    return torch.round(x * factor) * (largest / LARGEST_CODE)
 
 
 def quantize_linears(model: torch.nn.Module) -> int:

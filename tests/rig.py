@@ -6,12 +6,14 @@ feeds the reference's token and records how far the engine's logits were off at 
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -34,7 +36,7 @@ from model_worker.attention.choice import build_attention
 from model_worker.batch import ScheduledRequest
 from model_worker.coalescer import Coalescer
 from model_worker.compiled.decoder import CompiledDecoder
-from model_worker.compiled.weights import fits
+from model_worker.compiled.weights import DecoderWeights, fits
 from model_worker.engine import Engine
 from model_worker.forward import EagerForward, Forward
 from model_worker.grammar import no_grammars
@@ -55,6 +57,7 @@ MAX_LOGIT_DIFFERENCE = 2e-4
 TIE_GAP = 4e-4
 LINK = "link"
 FINGERPRINT = "rig"
+_PACKED: WeakKeyDictionary[PreTrainedModel, DecoderWeights] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -249,7 +252,7 @@ class EngineRig:
     def _forward(self, model: PreTrainedModel, backend: AttentionBackend) -> Forward:
         """The compiled one where the model has it, as a worker does, unless the options say no."""
         if self.options.is_compiled and self.options.backend == "cpu" and fits(model):
-            return CompiledDecoder(model, self.tier)
+            return CompiledDecoder(decoder_weights(model), self.tier)
         return EagerForward(model, backend, self.tier.keys.device)
 
     def submit(
@@ -335,6 +338,14 @@ class EngineRig:
         ]
         assert len(cached) == 1
         return cached[0]
+
+
+def decoder_weights(model: PreTrainedModel) -> DecoderWeights:
+    """Packed once for all rigs of a model, which stays whole: it is its own reference."""
+    packed = _PACKED.get(model)
+    if packed is None:
+        packed = _PACKED[model] = DecoderWeights.take(copy.deepcopy(model))
+    return packed
 
 
 def greedy(max_tokens: int) -> SamplingParams:

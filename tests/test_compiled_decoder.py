@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from cache_store.tiers.device import DeviceTier
 from model_worker.attention.metadata import SequenceSpan
 from model_worker.compiled.decoder import CompiledDecoder
-from model_worker.compiled.weights import fits
+from model_worker.compiled.weights import DecoderWeights, fits
 from model_worker.int8_linear import quantize_linears
 from model_worker.step_inputs import StepInputs
 from tests.models import FAMILIES, build_model
@@ -27,7 +27,7 @@ FITTING = {
 
 def make_decoder(model: PreTrainedModel, num_blocks: int = 40) -> CompiledDecoder:
     tier = DeviceTier(kv_spec(model, BLOCK), num_blocks, torch.device("cpu"))
-    return CompiledDecoder(model, tier)
+    return CompiledDecoder(DecoderWeights.take(copy.deepcopy(model)), tier)
 
 
 def step(ids: list[int], start: int, blocks: list[int]) -> StepInputs:
@@ -70,7 +70,6 @@ def test_chunks_give_the_logits_of_the_whole(name: str) -> None:
     for start, stop in [(0, 20), (20, 21), (21, 26), (26, 45)]:
         logits = decoder.run(step(ids[start:stop], start, blocks))
         assert float((logits - wanted[start:stop]).abs().max()) < 2e-4
-    assert float((logits_of(model, ids) - wanted).abs().max()) == 0.0  # its weights are views now
 
 
 def test_attention_biases_count() -> None:
@@ -108,7 +107,7 @@ def test_int8_weights_are_those_of_the_quantized_modules(name: str) -> None:
 def test_a_wrong_row_in_the_pool_changes_the_logits() -> None:
     model = build_model("llama")
     tier = DeviceTier(kv_spec(model, BLOCK), 8, torch.device("cpu"))
-    decoder = CompiledDecoder(model, tier)
+    decoder = CompiledDecoder(DecoderWeights.take(copy.deepcopy(model)), tier)
     ids = list(range(4, 20))
     decoder.run(step(ids[:15], 0, [1, 2]))
     right = decoder.run(step(ids[15:], 15, [1, 2])).clone()

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from model_worker.attention.kv_store import quantize as quantize_by_torch
 from model_worker.compiled.elementwise import exponentials, gate, rms_norm, rotate_row
 from model_worker.compiled.layers import quantize
-from model_worker.compiled.linear import linear
+from model_worker.compiled.linear import linear as linear_of_panels
+from model_worker.compiled.panels import pack
 
 EPSILON = np.float32(1e-5)
 
@@ -19,9 +20,21 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
+def linear(
+    x: np.ndarray,
+    weight: np.ndarray,
+    scale: np.ndarray,
+    bias: np.ndarray,
+    out: np.ndarray,
+    is_added: bool,
+) -> None:
+    linear_of_panels(x, pack(torch.from_numpy(weight)).numpy(), scale, bias, out, is_added)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 13, 61, 130])
 @pytest.mark.parametrize(
-    ("outputs", "inputs"), [(1, 8), (2, 5), (7, 16), (15, 24), (16, 7), (33, 40), (49, 64)]
+    ("outputs", "inputs"),
+    [(1, 8), (2, 5), (7, 16), (15, 24), (16, 7), (33, 40), (49, 64), (9, 530)],
 )
 def test_linear(rows: int, outputs: int, inputs: int) -> None:
     x, weight, scale, bias = (
@@ -44,7 +57,7 @@ def int8_weight(outputs: int, inputs: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 61])
-@pytest.mark.parametrize(("outputs", "inputs"), [(2, 5), (7, 16), (17, 40), (33, 100)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(2, 5), (7, 16), (17, 40), (33, 1100)])
 def test_linear_of_int8_weights(rows: int, outputs: int, inputs: int) -> None:
     """Within half a step of a row's largest number over 32,767, for each of its products."""
     x, scale, weight = floats(rows, inputs), floats(outputs, seed=2), int8_weight(outputs, inputs)
@@ -67,7 +80,7 @@ def test_the_largest_products_of_deep_rows_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("is_coded", [False, True])
-@pytest.mark.parametrize("inputs", [64, 83])
+@pytest.mark.parametrize("inputs", [64, 83, 1331])
 def test_a_row_is_the_same_to_the_bit_in_every_batch(is_coded: bool, inputs: int) -> None:
     """An outlier beside it least of all: activations have no scale that they share."""
     weight = int8_weight(41, inputs) if is_coded else floats(41, inputs, seed=1)

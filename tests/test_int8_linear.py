@@ -33,9 +33,6 @@ def test_activations_are_rounded_row_by_row() -> None:
     x = torch.tensor([[3.2767, 0.00004, -1.0], [0.0, 0.0, 0.0]])
     wanted = torch.tensor([[3.2767, 0.0, -1.0], [0.0, 0.0, 0.0]])
     torch.testing.assert_close(round_rows(x), wanted, rtol=1e-6, atol=1e-7)
-    deep = round_rows(torch.cat([torch.ones(1, 1), torch.full((1, 14335), 0.3)], dim=1))
-    steps = float(deep[0, 1]) * 9436
-    assert steps == pytest.approx(round(0.3 * 9436), abs=1e-2)
 
 
 def test_more_outputs_than_are_decoded_at_once() -> None:
@@ -52,7 +49,11 @@ def test_streamed_layers_compute_the_same(rows: int, is_coded: bool, bias: bool)
     linear = make_linear(bias=bias)
     layer: torch.nn.Linear | Int8Linear = Int8Linear(linear) if is_coded else linear
     x = torch.randn(1, rows, 10)
-    torch.testing.assert_close(StreamedLinear(layer)(x), layer(x), rtol=1e-5, atol=1e-5)
+    wanted, weight = layer(x), layer.weight.clone()
+    streamed = StreamedLinear(layer)
+    torch.testing.assert_close(streamed(x), wanted, rtol=1e-5, atol=1e-5)
+    assert torch.equal(streamed.weight, weight)
+    assert layer.weight.numel() == 0  # nothing is held twice
 
 
 def test_a_model_that_has_no_compiled_decoder_gets_streamed_layers() -> None:

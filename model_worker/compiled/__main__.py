@@ -19,6 +19,7 @@ from cache_store.tiers.device import DeviceTier
 from model_worker.attention.metadata import SequenceSpan
 from model_worker.compiled.decoder import CompiledDecoder
 from model_worker.compiled.elementwise import FEW_ROWS
+from model_worker.compiled.weights import DecoderWeights
 from model_worker.int8_linear import quantize_linears
 from model_worker.step_inputs import StepInputs
 
@@ -52,7 +53,7 @@ def _run_once(kv_dtype: str, is_quantized: bool) -> None:
         quantize_linears(model)
     spec = KVCacheSpec(BLOCK_SIZE, 1, 1, 8, kv_dtype, 1 if kv_dtype == "int8" else 4)
     tier = DeviceTier(spec, NUM_BLOCKS, torch.device("cpu"))
-    decoder = CompiledDecoder(model, tier)
+    decoder = CompiledDecoder(DecoderWeights.take(model), tier)
     for num_tokens in (1, FEW_ROWS):
         ids = np.zeros(num_tokens, np.int64)
         rows = np.arange(num_tokens)

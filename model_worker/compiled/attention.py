@@ -20,17 +20,16 @@ from numpy.typing import NDArray
 
 from model_worker.compiled.elementwise import exponentials
 from model_worker.compiled.jit import kernel
-from model_worker.compiled.linear import rest_of_dot
 from model_worker.compiled.tiles import (
     COLUMNS,
     ROW_COLUMNS,
+    ROWS,
+    STEP,
     WEIGHTED_COLUMNS,
     WEIGHTED_ROWS,
     dot,
     dots,
     dots_of_row,
-    rows_of_tile,
-    step_of,
     weighted_sums,
     weighted_sums_narrow,
     weighted_sums_of_row,
@@ -143,24 +142,24 @@ def _scores(queries: Floats, keys: Rows, scores: Floats) -> None:
     """``scores`` (queries, keys): every query with every key."""
     num_queries, dim = queries.shape
     count = keys.shape[0]
-    whole = dim - dim % step_of(queries)
-    high = rows_of_tile(queries)
-    if num_queries < COLUMNS or count < high:
+    whole = dim - dim % STEP
+    if num_queries < COLUMNS or count < ROWS:
         _scores_of_few(queries, keys, whole, scores)
     else:
-        for key in range(0, count, high):
+        for key in range(0, count, ROWS):
             # The last tiles begin early enough to be whole, and repeat what is there.
-            t = min(key, count - high)
+            t = min(key, count - ROWS)
             for query in range(0, num_queries, COLUMNS):
                 i = min(query, num_queries - COLUMNS)
                 totals = dots(keys, queries, t, i, whole)
-                tile = scores[i : i + COLUMNS, t : t + high]
-                for a in range(high):
+                tile = scores[i : i + COLUMNS, t : t + ROWS]
+                for a in range(ROWS):
                     for b in range(COLUMNS):
                         tile[b, a] = totals[a * COLUMNS + b]
     for i in range(num_queries if whole < dim else 0):
         for t in range(count):
-            scores[i, t] += rest_of_dot(queries, keys, i, t, whole)
+            for d in range(whole, dim):
+                scores[i, t] += queries[i, d] * np.float32(keys[t, d])
 
 
 @kernel()

@@ -51,7 +51,7 @@ def run_layers(
     keys, values, key_scales, value_scales = pool
     items, rows, limits, row_starts, row_entries = plan
     num_rows, num_layers = hidden.shape[0], keys.shape[0]
-    normed, projected, query, attended, gated, activated = scratch
+    normed, projected, projected_heads, query, attended, gated, activated = scratch
     no_bias = np.zeros(gated.shape[1], np.float32)
     for layer in range(num_layers):
         rms_norm(hidden, norm_in[layer], epsilon, normed)
@@ -61,10 +61,10 @@ def run_layers(
         if num_rows < FEW_ROWS:
             for row in range(num_rows):
                 place = (cosines[row], sines[row], slots[row])
-                _rotate_and_store(projected[row], query[row], place, own_pool, norms, epsilon)
+                _rotate_and_store(projected_heads[row], query[row], place, own_pool, norms, epsilon)
         else:
             _rotate_and_store_many(
-                projected, query, (cosines, sines, slots), own_pool, norms, epsilon
+                projected_heads, query, (cosines, sines, slots), own_pool, norms, epsilon
             )
         attend(
             query,
@@ -89,7 +89,7 @@ def run_layers(
 
 @kernel(is_parallel=True)
 def _rotate_and_store_many(
-    projected: Floats,
+    own: Floats,
     query: Floats,
     places: tuple[Floats, Floats, Ints],
     pool: tuple[Rows, Rows, Floats, Floats],
@@ -97,36 +97,39 @@ def _rotate_and_store_many(
     epsilon: np.float32,
 ) -> None:
     cosines, sines, slots = places
-    for row in prange(projected.shape[0]):
+    for row in prange(own.shape[0]):
         place = (cosines[row], sines[row], slots[row])
-        _rotate_and_store(projected[row], query[row], place, pool, norms, epsilon)
+        _rotate_and_store(own[row], query[row], place, pool, norms, epsilon)
 
 
 @kernel()
 def _rotate_and_store(
-    projected: Floats,
+    own: Floats,
     query: Floats,
     place: tuple[Floats, Floats, int],
     pool: tuple[Rows, Rows, Floats, Floats],
     norms: tuple[Floats, Floats],
     epsilon: np.float32,
 ) -> None:
-    """One row: its query into ``query`` (heads, head_dim), its K and V into their slot."""
+    """One row, ``own`` (heads + 2 kv_heads, head_dim): its query into ``query`` (heads, head_dim),
+    its K and V into their slot."""
     keys, values, key_scales, value_scales = pool
     cosines, sines, slot = place
-    heads, dim = query.shape
-    kv_heads = keys.shape[0]
-    own = projected.reshape(heads + 2 * kv_heads, dim)
+    heads, kv_heads = query.shape[0], keys.shape[0]
     rotate_row(own, cosines, sines, heads, kv_heads, norms[0], norms[1], epsilon)
-    query[:] = own[:heads]
+    # Numbers one by one: compiling the copy of a slice, which could be refused, takes seconds.
+    for head in range(heads):
+        for d in range(query.shape[1]):
+            query[head, d] = own[head, d]
     for head in range(kv_heads):
         key, value = own[heads + head], own[heads + kv_heads + head]
         if key_scales.size:
             key_scales[head, slot] = quantize(key, keys[head, slot])
             value_scales[head, slot] = quantize(value, values[head, slot])
         else:
-            keys[head, slot] = key
-            values[head, slot] = value
+            for d in range(query.shape[1]):
+                keys[head, slot, d] = key[d]
+                values[head, slot, d] = value[d]
 
 
 @kernel(is_exact=True)
