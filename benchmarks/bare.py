@@ -10,8 +10,9 @@ import time
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
+
+from model_worker.loader import load_model, resolve_model
 
 
 class ContiguousLayer(DynamicLayer):
@@ -49,10 +50,11 @@ class ContiguousLayer(DynamicLayer):
 
 
 class BareModel:
-    """A model whose attention is "sdpa"; every method returns seconds."""
+    """The demo model of its own, since a worker's has given its weights up. Times are seconds."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self) -> None:
+        source = resolve_model("demo")
+        self.model = load_model(source, attn_implementation="sdpa").model
 
     def cache(self, capacity: int) -> Cache:
         layers = [ContiguousLayer(capacity) for _ in range(self.model.config.num_hidden_layers)]

@@ -19,7 +19,6 @@ import torch
 from benchmarks.bare import BareModel
 from benchmarks.engine_kit import build_parts, clear, random_ids, step, submit
 from benchmarks.report import median_ms, print_table, save
-from model_worker.attention.backend import ATTENTION_NAME
 from model_worker.batch import ScheduledBatch, StepResult
 from model_worker.build import WorkerParts
 from model_worker.model_runner import CompletedStep, PendingStep, Runner
@@ -43,9 +42,9 @@ class PretendingRunner:
 
 
 def measure_case(
-    parts: WorkerParts, batch: int, context: int, num_steps: int
+    parts: WorkerParts, bare: BareModel, batch: int, context: int, num_steps: int
 ) -> tuple[float, float]:
-    model, vocab = parts.loaded.model, parts.loaded.vocab_size
+    vocab = parts.loaded.vocab_size
     runner = PretendingRunner(parts.runner)
     engine = dataclasses.replace(parts, runner=runner, runs_ahead=False).new_engine()
     for number in range(batch):
@@ -53,24 +52,19 @@ def measure_case(
     while sum(len(output.token_ids) for output in step(engine)[1]) < batch:
         pass
     runner.is_pretending = False
-    bare = BareModel(model)
     cache = bare.cache(context + num_steps + 64)
-    model.config._attn_implementation = "sdpa"
     bare.forward(torch.zeros(batch, 2, dtype=torch.long), cache, 0)
     for layer in cache.layers:
         layer.pretend()
     ours, ideal = [], []
     for number in range(-3, num_steps):
-        model.config._attn_implementation = ATTENTION_NAME
         seconds, outputs = step(engine)
         assert len(outputs) == batch
-        model.config._attn_implementation = "sdpa"
         ids = torch.full((batch, 1), 7)
         bare_seconds = bare.forward(ids, cache, context + 4 + number)
         if number >= 0:
             ours.append(seconds)
             ideal.append(bare_seconds)
-    model.config._attn_implementation = ATTENTION_NAME
     clear(engine)
     parts.cache.reset()
     return median_ms(ours), median_ms(ideal)
@@ -82,13 +76,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     results: list[dict[str, Any]] = []
+    bare = BareModel()
     for kind in ("prefix", "none"):
         parts = build_parts(cache=kind, kv_cache_memory=3 * 2**30, max_model_len=8192)
         # Pages that were never written are one page of zeros, which no memory bus ever sees.
         parts.tier.keys.normal_()
         parts.tier.values.normal_()
         for batch, context in CASES:
-            ours, ideal = measure_case(parts, batch, context, arguments.steps)
+            ours, ideal = measure_case(parts, bare, batch, context, arguments.steps)
             results.append(
                 {
                     "cache": kind,

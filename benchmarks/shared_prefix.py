@@ -25,15 +25,14 @@ from benchmarks.engine_kit import build_parts, time_to_first_token
 from benchmarks.report import median_ms, print_table, save
 from benchmarks.server_kit import Server, chat_ttft
 from benchmarks.texts import QUESTIONS, system_prompt
-from model_worker.attention.backend import ATTENTION_NAME
 
 NUM_WORDS = 1230  # some 1,300 tokens
 
 
 def measure(rounds: int) -> dict[str, Any]:
     parts = build_parts()
-    model, vocab = parts.loaded.model, parts.loaded.vocab_size
-    bare = BareModel(model)
+    vocab = parts.loaded.vocab_size
+    bare = BareModel()
     engine = parts.new_engine()
     seconds: dict[str, list[float]] = {}
     sizes: dict[str, list[int]] = {"prompt_tokens": [], "new_tokens": []}
@@ -66,12 +65,10 @@ def measure(rounds: int) -> dict[str, Any]:
             warm_s, num_cached = time_to_first_token(engine, "warm", other)
             assert num_cached == total - new, (num_cached, total, new)
             note("engine warm", warm_s)
-            model.config._attn_implementation = "sdpa"
             cache = bare.cache(total + 8)
             note("bare whole", bare.forward(torch.from_numpy(ids).long()[None], cache, 0))
             tail = torch.from_numpy(other[-new:]).long()[None]
             note("bare new tokens", bare.forward(tail, cache, total - new))
-            model.config._attn_implementation = ATTENTION_NAME
     return {
         "median_ms": {name: median_ms(values) for name, values in seconds.items()},
         "rounds": rounds,
