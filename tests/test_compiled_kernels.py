@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from model_worker.attention.kv_store import quantize as quantize_by_torch
-from model_worker.compiled.elementwise import exponentials, gate, rms_norm, rotate_row
+from model_worker.compiled.elementwise import gate, rms_norm, rotate_row
+from model_worker.compiled.jit import kernel
+from model_worker.compiled.lanes import largest, put_exponentials, put_turned
 from model_worker.compiled.layers import quantize
 from model_worker.compiled.linear import linear as linear_of_panels
 from model_worker.compiled.panels import pack
@@ -108,12 +110,26 @@ def test_a_row_with_a_wrong_number_is_wrong_and_alone(is_coded: bool, wrong: flo
     assert np.isfinite(out[[0, 1, 3, 4]]).all()
 
 
+@kernel()
+def exponentials(x: np.ndarray, row: int, count: int, top: float) -> float:
+    total: float = put_exponentials(x, row, count, np.float32(top))
+    return total
+
+
 def test_exponentials() -> None:
-    x = np.concatenate([np.linspace(-87, 87, 4001), [0.0, -1e30, -1e-30]]).astype(np.float32)
-    wanted = np.exp(np.maximum(x, -87).astype(np.float64))
-    exponentials(x, np.empty(len(x), np.int32), len(x))
-    assert np.abs(x / wanted - 1).max() < 3e-7
-    assert x[4001] == 1.0
+    x = np.concatenate([np.linspace(-87, 87, 4001), [0.0, -1e30, -1e-30] * 5]).astype(np.float32)
+    x = np.stack([x, x + np.float32(2.5)])
+    for row, top in ((0, 0.0), (1, 2.5)):
+        numbers = x.copy()
+        shifted = np.clip((numbers[row] - np.float32(top)).astype(np.float64), -87, 87)
+        exponentials(numbers, row, 4008, top)
+        assert np.abs(numbers[row, :4008] / np.exp(shifted[:4008]) - 1).max() < 3e-7
+        assert exponentials(x.copy(), row, 1600, top) == pytest.approx(
+            numbers[row, :1600].sum(dtype=np.float64), rel=1e-5
+        )
+        np.testing.assert_array_equal(numbers[row, 4008:], x[row, 4008:])
+        np.testing.assert_array_equal(numbers[1 - row], x[1 - row])
+    assert numbers[1, 4001] == 1.0
 
 
 @pytest.mark.parametrize("rows", [3, 20])
@@ -125,12 +141,13 @@ def test_rms_norm(rows: int) -> None:
     np.testing.assert_allclose(out, wanted.numpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [20, 24])
 @pytest.mark.parametrize("rows", [3, 20])
-def test_gate(rows: int) -> None:
-    gate_up = 10 * floats(rows, 40)
-    out = np.empty((rows, 20), np.float32)
+def test_gate(rows: int, width: int) -> None:
+    gate_up = 10 * floats(rows, 2 * width)
+    out = np.empty((rows, width), np.float32)
     gate(gate_up, out)
-    wanted = F.silu(torch.from_numpy(gate_up[:, :20])).numpy() * gate_up[:, 20:]
+    wanted = F.silu(torch.from_numpy(gate_up[:, :width])).numpy() * gate_up[:, width:]
     np.testing.assert_allclose(out, wanted, rtol=1e-6, atol=1e-6)
 
 
@@ -165,3 +182,34 @@ def test_rows_are_coded_with_the_bits_of_every_other_backend() -> None:
     wanted, wanted_scales = quantize_by_torch(torch.from_numpy(x))
     np.testing.assert_array_equal(numbers, wanted.numpy())
     np.testing.assert_array_equal(scales, wanted_scales.numpy())
+
+
+@kernel()
+def turn(x: np.ndarray, row: int, column: int, out: np.ndarray, i: int, first: int) -> None:
+    put_turned(x, row, column, out, i, first)
+
+
+@kernel()
+def largest_of(x: np.ndarray, row: int, count: int) -> float:
+    found: float = largest(x, row, count)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+def test_eight_rows_become_columns(dtype: type) -> None:
+    x = np.random.default_rng(0).integers(-127, 128, (20, 30)).astype(dtype)
+    out = np.zeros((3, 24, 24), np.float32)
+    turn(x, 5, 11, out, 1, 16)
+    wanted = np.zeros_like(out)
+    wanted[1, 11:19, 16:24] = x[5:13, 11:19].T
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_largest() -> None:
+    x = floats(3, 40)
+    x[2, 33] = 50.0
+    for place in range(32):
+        x[1] = -np.abs(x[1])
+        x[1, place] = 0.25
+        assert largest_of(x, 1, 32) == 0.25
+    assert largest_of(x, 2, 32) == x[2, :32].max() < 50.0

@@ -18,22 +18,25 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from model_worker.compiled.elementwise import exponentials
 from model_worker.compiled.jit import kernel
+from model_worker.compiled.lanes import largest, put_exponentials, put_turned
+from model_worker.compiled.panel_sums import FLOAT_ROWS, add_panel_sums
+from model_worker.compiled.panels import FLOAT_PANEL
 from model_worker.compiled.tiles import (
-    COLUMNS,
-    ROW_COLUMNS,
-    ROWS,
+    KEYS,
+    KEYS_OF_ONE,
+    QUERIES,
     STEP,
     WEIGHTED_COLUMNS,
     WEIGHTED_ROWS,
     dot,
-    dots,
-    dots_of_row,
+    put_scores,
+    put_scores_of_one,
     weighted_sums,
     weighted_sums_narrow,
     weighted_sums_of_row,
 )
+from model_worker.compiled.vectors import LANES
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -43,6 +46,7 @@ _VALUES_AT_ONCE = 64  # that stay in the first cache while all queries weigh the
 # Rows from which on a stretch's keys are turned over: sums that lie side by side in a register need
 # not be added up across it, which costs as much as the products of a short vector.
 _MANY_ROWS = 16
+_NOTHING = np.float32(-1e30)  # a score whose weight is nothing beside any other
 _ROWS_AT_ONCE = 8  # whose scores are kept while a stretch is read: they fit the second cache
 
 
@@ -79,15 +83,13 @@ def attend(
         start, length = item[0], item[1]
         most = min(item[3] - item[2], _ROWS_AT_ONCE) * group
         queries = np.empty((most, dim), np.float32)
-        weights = np.empty((most, length), np.float32)
+        num_panels = (length + FLOAT_PANEL - 1) // FLOAT_PANEL
+        weights = np.empty((most, num_panels * FLOAT_PANEL), np.float32)
         results = np.empty((most, dim), np.float32)
-        powers = np.empty(length, np.int32)
         is_turned = item[3] - item[2] >= _MANY_ROWS
-        turned = np.empty((dim, length if is_turned else 0), np.float32)
+        turned = np.empty((num_panels if is_turned else 0, dim, FLOAT_PANEL), np.float32)
         if is_turned:
-            for t in range(length):
-                for d in range(dim):
-                    turned[d, t] = keys[kv_head, start + t, d]
+            _turn(keys[kv_head, start : start + length], turned)
         for first in range(item[2], item[3], _ROWS_AT_ONCE):
             last = min(item[3], first + _ROWS_AT_ONCE)
             num_queries = (last - first) * group
@@ -99,7 +101,7 @@ def attend(
                 for d in range(dim):
                     queries[i, d] = own[d] * scaling
             if is_turned:
-                _weighted_sums(queries, turned[:, :seen], weights[:num_queries, :seen])
+                _scores_of_turned(queries[:num_queries], turned, seen, weights)
             else:
                 own_keys = keys[kv_head, start : start + seen]
                 _scores(queries[:num_queries], own_keys, weights[:, :seen])
@@ -110,17 +112,11 @@ def attend(
                 if key_scales.size:
                     for t in range(count):
                         own_weights[t] *= key_scales[kv_head, start + t]
-                top = own_weights[0]
-                for t in range(count):
-                    top = max(top, own_weights[t])
+                whole = (count + LANES - 1) // LANES * LANES
+                own_weights[count:whole] = _NOTHING
+                top = largest(weights, i, whole)
                 tops[entry, head] = top
-                for t in range(count):
-                    own_weights[t] -= top
-                exponentials(own_weights, powers, count)
-                total = np.float32(0)
-                for t in range(count):
-                    total += own_weights[t]
-                sums[entry, head] = total
+                sums[entry, head] = put_exponentials(weights, i, whole, top)
                 if value_scales.size:
                     for t in range(count):
                         own_weights[t] *= value_scales[kv_head, start + t]
@@ -138,44 +134,57 @@ def attend(
 
 
 @kernel()
+def _turn(keys: Rows, turned: Floats) -> None:
+    """``turned`` (panels, head_dim, FLOAT_PANEL): the keys as weights of a linear layer lie."""
+    count, dim = keys.shape
+    whole, even = count - count % LANES, dim - dim % LANES
+    for t in range(0, whole, LANES):
+        for d in range(0, even, LANES):
+            put_turned(keys, t, d, turned, t // FLOAT_PANEL, t % FLOAT_PANEL)
+    for t in range(turned.shape[0] * FLOAT_PANEL):
+        for d in range(even if t < whole else 0, dim):
+            number = np.float32(keys[t, d]) if t < count else np.float32(0)
+            turned[t // FLOAT_PANEL, d, t % FLOAT_PANEL] = number
+
+
+@kernel()
+def _scores_of_turned(queries: Floats, turned: Floats, seen: int, scores: Floats) -> None:
+    """``scores`` (queries, whole panels) with the first ``seen`` keys, and some after them."""
+    count, dim = queries.shape
+    tiles = (count + FLOAT_ROWS - 1) // FLOAT_ROWS
+    for panel in range((seen + FLOAT_PANEL - 1) // FLOAT_PANEL):
+        own_scores = scores[:, panel * FLOAT_PANEL :]
+        for tile in range(tiles):
+            i, after = count * tile // tiles, count * (tile + 1) // tiles
+            add_panel_sums(queries, turned, after - i, i, panel, 0, dim, own_scores, i, True)
+
+
+@kernel()
 def _scores(queries: Floats, keys: Rows, scores: Floats) -> None:
     """``scores`` (queries, keys): every query with every key."""
     num_queries, dim = queries.shape
     count = keys.shape[0]
     whole = dim - dim % STEP
-    if num_queries < COLUMNS or count < ROWS:
-        _scores_of_few(queries, keys, whole, scores)
+    # The last tiles begin early enough to be whole, and repeat what is there.
+    if num_queries >= QUERIES and count >= KEYS:
+        for key in range(0, count, KEYS):
+            t = min(key, count - KEYS)
+            for query in range(0, num_queries, QUERIES):
+                i = min(query, num_queries - QUERIES)
+                put_scores(queries, keys, i, t, whole, scores)
     else:
-        for key in range(0, count, ROWS):
-            # The last tiles begin early enough to be whole, and repeat what is there.
-            t = min(key, count - ROWS)
-            for query in range(0, num_queries, COLUMNS):
-                i = min(query, num_queries - COLUMNS)
-                totals = dots(keys, queries, t, i, whole)
-                tile = scores[i : i + COLUMNS, t : t + ROWS]
-                for a in range(ROWS):
-                    for b in range(COLUMNS):
-                        tile[b, a] = totals[a * COLUMNS + b]
+        for i in range(num_queries):
+            for key in range(0, count, KEYS_OF_ONE):
+                t = min(key, count - KEYS_OF_ONE)
+                if t >= 0:
+                    put_scores_of_one(queries, keys, i, t, whole, scores)
+                else:
+                    for u in range(count):
+                        scores[i, u] = dot(queries, keys, i, u, whole)
     for i in range(num_queries if whole < dim else 0):
         for t in range(count):
             for d in range(whole, dim):
                 scores[i, t] += queries[i, d] * np.float32(keys[t, d])
-
-
-@kernel()
-def _scores_of_few(queries: Floats, keys: Rows, whole: int, scores: Floats) -> None:
-    count = keys.shape[0]
-    for i in range(queries.shape[0]):
-        for key in range(0, count, ROW_COLUMNS):
-            t = min(key, count - ROW_COLUMNS)
-            if t >= 0:
-                totals = dots_of_row(queries, keys, i, t, whole)
-                tile = scores[i, t : t + ROW_COLUMNS]
-                for a in range(ROW_COLUMNS):
-                    tile[a] = totals[a]
-            else:
-                for u in range(count):
-                    scores[i, u] = dot(queries, keys, i, u, whole)[0]
 
 
 @kernel()

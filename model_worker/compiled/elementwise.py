@@ -10,40 +10,13 @@ from numba import prange
 from numpy.typing import NDArray
 
 from model_worker.compiled.jit import kernel
+from model_worker.compiled.lanes import gate_lanes
+from model_worker.compiled.vectors import LANES
 
 Floats = NDArray[np.float32]
 
 # Fewer rows are done sooner than other threads would begin with them.
 FEW_ROWS = 16
-
-_LOG2E = np.float32(1.4426950408889634)
-_LN2_HIGH = np.float32(0.693145751953125)
-_LN2_LOW = np.float32(1.42860682030941723212e-6)
-
-
-@kernel()
-def exponentials(x: Floats, powers: NDArray[np.int32], count: int) -> None:
-    """The first ``count`` of ``x`` become exp(x), in place; below -87 as if they were -87, above 87
-    as if they were 87. ``powers`` is scratch of that size.
-
-    exp(x) = 2^i exp(r), |r| <= ln(2) / 2, by a polynomial of degree 6 (Cephes' expf): relative
-    error below 3e-7. Written out since a call to the C library's is not vectorized.
-    """
-    bits = powers.view(np.float32)
-    for t in range(count):
-        limited = min(max(x[t], np.float32(-87.0)), np.float32(87.0))
-        whole = np.floor(limited * _LOG2E + np.float32(0.5))
-        rest = limited - whole * _LN2_HIGH - whole * _LN2_LOW
-        p = np.float32(1.9875691500e-4)
-        p = p * rest + np.float32(1.3981999507e-3)
-        p = p * rest + np.float32(8.3334519073e-3)
-        p = p * rest + np.float32(4.1665795894e-2)
-        p = p * rest + np.float32(1.6666665459e-1)
-        p = p * rest + np.float32(5.0000001201e-1)
-        x[t] = p * rest * rest + rest + np.float32(1.0)
-        powers[t] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-    for t in range(count):
-        x[t] *= bits[t]
 
 
 @kernel()
@@ -105,12 +78,11 @@ def rotate_row(
 def gate_row(gate: Floats, up: Floats, out: Floats) -> None:
     """``out`` (n,) = silu(gate) * up."""
     count = out.shape[0]
-    negated = np.empty(count, np.float32)
-    for i in range(count):
-        negated[i] = -gate[i]
-    exponentials(negated, np.empty(count, np.int32), count)
-    for i in range(count):
-        out[i] = gate[i] * up[i] / (np.float32(1) + negated[i])
+    whole = count - count % LANES
+    for i in range(0, whole, LANES):
+        gate_lanes(gate, up, i, out)
+    for i in range(whole, count):
+        out[i] = gate[i] * up[i] / (np.float32(1) + np.exp(-gate[i]))
 
 
 @kernel()

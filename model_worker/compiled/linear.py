@@ -89,7 +89,6 @@ def _through_panels(
     for start in range(0, rows, most_rows):
         count = min(rows - start, most_rows)
         for panel in range(first, stop):
-            sums[:count] = np.float32(0)
             for k in range(0, depth, block):
                 _add_tiles(x, panels, start, count, panel, k, min(block, depth - k), sums)
             n = panel * panel_width
@@ -113,7 +112,9 @@ def _add_tiles(
     tiles = (count + most - 1) // most
     for tile in range(tiles):
         row, after = count * tile // tiles, count * (tile + 1) // tiles
-        add_panel_sums(x, panels, after - row, start + row, panel, first, inputs, sums, row)
+        add_panel_sums(
+            x, panels, after - row, start + row, panel, first, inputs, sums, row, first == 0
+        )
 
 
 @kernel()

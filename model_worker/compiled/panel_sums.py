@@ -51,12 +51,13 @@ def _add_panel_sums(
     count: Any,
     sums: Any,
     s: Any,
+    is_first: Any,
 ) -> Any:
-    """``(x, panels, rows, m, panel, first, count, sums, s)``: to ``sums`` (any, outputs of a panel)
-    from row s on, add what ``count`` inputs from ``first`` on contribute to the outputs of one
-    panel, for ``rows`` (1 to FLOAT_ROWS or INTEGER_ROWS) rows of ``x`` (any, inputs) from m on. For
-    int16, ``first`` and ``count`` are even. What follows in the panels is asked for meanwhile:
-    memory is slower than the sums."""
+    """``(x, panels, rows, m, panel, first, count, sums, s, is_first)``: to ``sums`` (any, outputs
+    of a panel) from row s on, add what ``count`` inputs from ``first`` on contribute to the
+    outputs of one panel, for ``rows`` (1 to FLOAT_ROWS or INTEGER_ROWS) rows of ``x`` (any, inputs)
+    from m on. For int16, ``first`` and ``count`` are even; ``is_first``: what was in ``sums`` does
+    not count. What follows in the panels is asked for meanwhile: memory is slower than the sums."""
     most = FLOAT_ROWS if x.dtype == types.float32 else INTEGER_ROWS
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -73,14 +74,14 @@ def _add_panel_sums(
         return context.get_dummy_value()
 
     n = types.intp
-    return types.void(x, panels, n, n, n, n, n, sums, n), generate
+    return types.void(x, panels, n, n, n, n, n, sums, n, types.boolean), generate
 
 
 add_panel_sums: Any = intrinsic(_add_panel_sums)
 
 
 def _tile(context: Any, builder: Any, signature: Any, args: Any, num_rows: int) -> None:
-    x, panels, _, m, panel, first, count, sums, s = args
+    x, panels, _, m, panel, first, count, sums, s, is_first = args
     x_type, panels_type, sums_type = (signature.args[i] for i in (0, 1, 7))
     is_float = x_type.dtype == types.float32
     vectors = (FLOAT_PANEL if is_float else INTEGER_PANEL) // LANES
@@ -112,6 +113,7 @@ def _tile(context: Any, builder: Any, signature: Any, args: Any, num_rows: int) 
         floats = total if is_float else builder.sitofp(total, FLOATS)
         offset = 4 * LANES * vector
         before = vector_at(builder, targets[row], FLOATS, offset)
+        before = builder.select(is_first, ZEROS, before)
         put(builder, targets[row], builder.fadd(before, floats), offset)
 
 

@@ -1,4 +1,4 @@
-"""The innermost loops of attention: tiles of dot products and of weighted sums.
+"""The innermost loops of attention: tiles of scores and of weighted sums.
 
 What is summed in which order depends on neither the tile nor its neighbours, so a row's result is
 the same to the bit whatever is computed beside it. Operands are float32 or, beside float32, int8.
@@ -8,65 +8,93 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from model_worker.compiled.vectors import (
     BYTE,
-    FLOAT,
     FLOATS,
+    INT,
     LANES,
     LONG,
     ZEROS,
     SumLoop,
-    as_floats,
     cg,
+    floats_of,
     lane_sums,
     multiply_add,
+    put,
     row_pointers,
     splat,
-    vector_at,
 )
 
-ROWS, COLUMNS = 4, 3  # of a tile: all sixteen vector registers are in use
-ROW_COLUMNS = 8  # of a tile of one row: as many sums as hide a multiply-add's latency
+KEYS, QUERIES = 4, 3  # of a tile of scores: all sixteen vector registers are in use
+KEYS_OF_ONE = 8  # of a tile of one query: as many sums as hide a multiply-add's latency
 STEP = LANES  # numbers that one step of a dot product takes
+_FOUR = 4  # scores that are stored at once
 
 _types: Any = types  # numba brings no types
 
 
-def _dots(rows: int, columns: int) -> Any:
-    """The intrinsic ``(x, weight, m, n, depth)``: the dot products over the first ``depth`` (a
-    multiple of the step) numbers of ``rows`` rows of ``x`` (any, k) from m on with ``columns`` rows
-    of ``weight`` (any, k) from n on, row by row, as float32."""
-    returned = _types.UniTuple(types.float32, rows * columns)
+def _scores(num_keys: int, num_queries: int) -> Any:
+    """The intrinsic ``(queries, keys, i, t, depth, scores)``: the dot products over the first
+    ``depth`` (a multiple of the step) numbers of ``num_queries`` rows of ``queries`` from i on with
+    ``num_keys`` (a multiple of four) rows of ``keys`` from t on, into ``scores[i:, t:]``."""
 
-    def tile(typing_context: Any, x: Any, weight: Any, m: Any, n: Any, depth: Any) -> Any:
+    def tile(
+        typing_context: Any, queries: Any, keys: Any, i: Any, t: Any, depth: Any, scores: Any
+    ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            m, n, depth = args[2:]
-            x_rows = row_pointers(context, builder, signature.args[0], args[0], m, rows)
-            w_rows = row_pointers(context, builder, signature.args[1], args[1], n, columns)
-            with SumLoop(builder, depth, STEP, [ZEROS] * (rows * columns)) as loop:
-                weights = [_floats_of(builder, row, loop.index) for row in w_rows]
-                sums: list[Any] = []
-                for row in x_rows:
-                    own = _floats_of(builder, row, loop.index)
-                    for column in weights:
-                        sums.append(multiply_add(builder, own, column, loop.sums[len(sums)]))
-                loop.close(sums)
-            groups = [loop.sums[i : i + columns] for i in range(0, rows * columns, columns)]
-            flat = [total for group in groups for total in lane_sums(builder, group)]
-            return context.make_tuple(builder, returned, flat)
+            queries, keys, i, t, depth, scores = args
+            q_rows = row_pointers(context, builder, signature.args[0], queries, i, num_queries)
+            k_rows = row_pointers(context, builder, signature.args[1], keys, t, num_keys)
+            targets = row_pointers(context, builder, signature.args[5], scores, i, num_queries)
+            totals = _dots(builder, q_rows, k_rows, depth)
+            for query, target in enumerate(targets):
+                of_query = totals[query::num_queries]
+                for first in range(0, num_keys, _FOUR):
+                    four = lane_sums(builder, of_query[first : first + _FOUR])
+                    put(builder, builder.gep(target, [t]), four, 4 * first)
+            return context.get_dummy_value()
 
-        return returned(x, weight, types.intp, types.intp, types.intp), generate
+        n = types.intp
+        return types.void(queries, keys, n, n, n, scores), generate
 
     return intrinsic(tile)
 
 
-dots = _dots(ROWS, COLUMNS)
-dots_of_row = _dots(1, ROW_COLUMNS)
-dot = _dots(1, 1)
+def _dots(builder: Any, q_rows: list[Any], k_rows: list[Any], depth: Any) -> list[Any]:
+    """The sums of each key with each query, key by key, in eight lanes each."""
+    count = len(q_rows) * len(k_rows)
+    with SumLoop(builder, depth, STEP, [ZEROS] * count) as loop:
+        queries = [floats_of(builder, row, loop.index) for row in q_rows]
+        sums: list[Any] = []
+        for row in k_rows:
+            key = floats_of(builder, row, loop.index)
+            for query in queries:
+                sums.append(multiply_add(builder, key, query, loop.sums[len(sums)]))
+        loop.close(sums)
+    return loop.sums
+
+
+put_scores = _scores(KEYS, QUERIES)
+put_scores_of_one = _scores(KEYS_OF_ONE, 1)
+
+
+def _dot(typing_context: Any, query: Any, keys: Any, i: Any, t: Any, depth: Any) -> Any:
+    """``(queries, keys, i, t, depth)``: one of these dot products, summed in the same order."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        queries, keys, i, t, depth = args
+        q_rows = row_pointers(context, builder, signature.args[0], queries, i, 1)
+        k_rows = row_pointers(context, builder, signature.args[1], keys, t, 1)
+        total = lane_sums(builder, _dots(builder, q_rows, k_rows, depth))
+        return builder.extract_element(total, INT(0))
+
+    return types.float32(query, keys, types.intp, types.intp, types.intp), generate
+
+
+dot: Any = intrinsic(_dot)
 
 
 def _weighted_sums(rows: int, vectors: int) -> Any:
@@ -101,7 +129,7 @@ def _weighted_sums(rows: int, vectors: int) -> Any:
                 row = builder.bitcast(row, kind)
                 sums = list(loop.sums)
                 for vector in range(vectors):
-                    value = _floats_of(builder, row, LONG(vector * LANES))
+                    value = floats_of(builder, row, LONG(vector * LANES))
                     for index, weight in enumerate(own):
                         at = index * vectors + vector
                         sums[at] = multiply_add(builder, weight, value, sums[at])
@@ -119,10 +147,3 @@ WEIGHTED_ROWS, WEIGHTED_COLUMNS = 3, 32
 weighted_sums = _weighted_sums(WEIGHTED_ROWS, WEIGHTED_COLUMNS // LANES)
 weighted_sums_of_row = _weighted_sums(1, WEIGHTED_COLUMNS // LANES)
 weighted_sums_narrow = _weighted_sums(1, 1)
-
-
-def _floats_of(builder: Any, row: Any, index: Any) -> Any:
-    """Eight numbers of a row, as float32."""
-    kind = row.type.pointee
-    loaded = vector_at(builder, builder.gep(row, [index]), ir.VectorType(kind, LANES))
-    return loaded if kind == FLOAT else as_floats(builder, loaded)

@@ -82,11 +82,14 @@ def vector_at(builder: Any, pointer: Any, kind: Any, offset: int = 0) -> Any:
 def put(builder: Any, pointer: Any, vector: Any, offset: int = 0) -> None:
     """As the floats that lie ``offset`` bytes after ``pointer``."""
     at = builder.gep(builder.bitcast(pointer, BYTE.as_pointer()), [LONG(offset)])
-    builder.store(vector, builder.bitcast(at, FLOATS.as_pointer()), align=4)
+    builder.store(vector, builder.bitcast(at, vector.type.as_pointer()), align=4)
 
 
-def as_floats(builder: Any, numbers: Any) -> Any:
-    return builder.sitofp(builder.sext(numbers, INTS), FLOATS)
+def floats_of(builder: Any, row: Any, index: Any) -> Any:
+    """Eight numbers of a row from ``index`` on, float32 or int8, as float32."""
+    kind = row.type.pointee
+    loaded = vector_at(builder, builder.gep(row, [index]), ir.VectorType(kind, LANES))
+    return loaded if kind == FLOAT else builder.sitofp(builder.sext(loaded, INTS), FLOATS)
 
 
 def multiply_add(builder: Any, x: Any, y: Any, total: Any) -> Any:
@@ -94,6 +97,53 @@ def multiply_add(builder: Any, x: Any, y: Any, total: Any) -> Any:
     name = f"llvm.fmuladd.v{LANES}f32"
     fused = cg.get_or_insert_function(builder.module, kind, name)
     return builder.call(fused, [x, y, total])
+
+
+def exponential(builder: Any, x: Any) -> Any:
+    """exp of eight floats; below -87 as if they were -87, above 87 as if they were 87.
+
+    exp(x) = 2^i exp(r), |r| <= ln(2) / 2, by a polynomial of degree 6 (Cephes' expf): relative
+    error below 3e-7.
+    """
+    x = _within(builder, x, 87.0)
+    halves = multiply_add(builder, x, all_lanes(_LOG2E), all_lanes(0.5))
+    kind = ir.FunctionType(FLOATS, [FLOATS])
+    floor = cg.get_or_insert_function(builder.module, kind, f"llvm.floor.v{LANES}f32")
+    whole = builder.call(floor, [halves])
+    rest = multiply_add(builder, whole, all_lanes(-_LN2_HIGH), x)
+    rest = multiply_add(builder, whole, all_lanes(-_LN2_LOW), rest)
+    total = all_lanes(_EXP_TERMS[0])
+    for term in _EXP_TERMS[1:]:
+        total = multiply_add(builder, total, rest, all_lanes(term))
+    square = builder.fmul(rest, rest)
+    result = builder.fadd(multiply_add(builder, total, square, rest), all_lanes(1.0))
+    shift = ir.Constant(INTS, [23] * LANES)
+    power = builder.shl(builder.fptosi(whole, INTS), shift)
+    return builder.bitcast(builder.add(builder.bitcast(result, INTS), power), FLOATS)
+
+
+_LOG2E = 1.4426950408889634
+_LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6
+_EXP_TERMS = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+
+
+def all_lanes(value: float) -> Any:
+    """Eight times a constant."""
+    return ir.Constant(FLOATS, [value] * LANES)
+
+
+def _within(builder: Any, x: Any, limit: float) -> Any:
+    for sign, bound in (("<", -limit), (">", limit)):
+        is_beyond = builder.fcmp_ordered(sign, x, all_lanes(bound))
+        x = builder.select(is_beyond, all_lanes(bound), x)
+    return x
 
 
 def pairs_multiply_add(builder: Any, x: Any, y: Any, total: Any) -> Any:
@@ -105,19 +155,14 @@ def pairs_multiply_add(builder: Any, x: Any, y: Any, total: Any) -> Any:
     return builder.add(total, builder.add(even, odd))
 
 
-def lane_sums(builder: Any, vectors: list[Any]) -> list[Any]:
-    """The sum of each vector, always in the same order: pairs, fours, halves."""
-    fours = [vectors[i : i + 4] for i in range(0, len(vectors), 4)]
-    return [total for four in fours for total in _four_lane_sums(builder, four)]
-
-
-def _four_lane_sums(builder: Any, vectors: list[Any]) -> list[Any]:
+def lane_sums(builder: Any, vectors: list[Any]) -> Any:
+    """The sum of each of up to four vectors, in the lanes of one of four; always in the same order:
+    pairs, fours, halves."""
     padded = [*vectors, *[vectors[-1]] * (4 - len(vectors))]
     fours = _pair_sums(builder, _pair_sums(builder, *padded[:2]), _pair_sums(builder, *padded[2:]))
     low = shuffle(builder, fours, fours, range(4))
     high = shuffle(builder, fours, fours, range(4, 8))
-    totals = builder.fadd(low, high)
-    return [builder.extract_element(totals, INT(i)) for i in range(len(vectors))]
+    return builder.fadd(low, high)
 
 
 def _pair_sums(builder: Any, x: Any, y: Any) -> Any:
