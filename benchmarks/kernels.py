@@ -38,6 +38,7 @@ CASES = ((1, 512, False), (8, 512, False), (1, 4096, False), (8, 4096, False), (
 BLOCK = 32
 Matrix = NDArray[Any]
 Actions = Mapping[str, Callable[[], object]]
+_REST_S = 0.02  # the threads of the library before spin for a while when they have nothing to do
 
 
 def in_turn(actions: Actions, repetitions: int) -> dict[str, float]:
@@ -47,6 +48,7 @@ def in_turn(actions: Actions, repetitions: int) -> dict[str, float]:
         action()
     for _ in range(repetitions):
         for name, action in actions.items():
+            time.sleep(_REST_S)
             started = time.perf_counter()
             action()
             seconds[name].append(time.perf_counter() - started)
