@@ -51,6 +51,8 @@ GOALS = (
          "no drafts"),
     Goal("Decode alone", "shared_1", "decode_tokens_per_s", _INT8 + _NO_DRAFTS, _LLAMA, 1.0, True,
          "no drafts"),
+    Goal("Eight users, prompt new, tokens a second", "shared_8", "cold_tokens_per_s",
+         _INT8, _LLAMA, 6.0, True),
     Goal("Eight users, tokens a second", "shared_8", "tokens_per_s", _INT8, _LLAMA, 6.0, True),
     Goal("Prompts that share nothing", "zero_reuse", "all_tokens_per_s",
          _F32, "headstart-f32-nocache", 0.99, True),
