@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from service import cli
 from service.tenants.file_editor import TenantFileEditor
 from service.tenants.key_table import digest_of
 from service.tenants.tenant_file import TenantFileError, read_tenant_file
+from tests.cli_kit import Command, command_line
 from tests.tenant_kit import hash_of, two_tenants, write
 
 
@@ -118,26 +116,16 @@ def test_a_link_keeps_leading_where_it_did(path: Path) -> None:
     assert keys_of(real) == [("acme", hash_of("one"))]
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def tenants(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `headstart tenants` in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["headstart", "tenants", *arguments])
-        monkeypatch.setenv("HEADSTART_TENANT_FILE", str(path))
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, said.out, said.err
-
+def tenants(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    run = command_line(monkeypatch, capsys, "tenants", columns=80)
+    monkeypatch.setenv("HEADSTART_TENANT_FILE", str(path))
     return run
 
 
-def test_a_key_is_shown_once_and_kept_as_a_digest(tenants: Run, path: Path) -> None:
+def test_a_key_is_shown_once_and_kept_as_a_digest(tenants: Command, path: Path) -> None:
     code, out, err = tenants("create-key", "acme", "--name", "ci", "--expires", "2999-12-31")
     key = out.strip()
     assert code == 0
@@ -159,7 +147,7 @@ def test_a_key_is_shown_once_and_kept_as_a_digest(tenants: Run, path: Path) -> N
     assert tenants("list")[1].splitlines()[1].split() == ["acme", "-"]
 
 
-def test_mistakes_get_one_line(tenants: Run, path: Path) -> None:
+def test_mistakes_get_one_line(tenants: Command, path: Path) -> None:
     for arguments, line in (
         (("create-key", "a b"), "the tenant file: tenants.'a b': an id is 1 to 64"),
         (("create-key", "acme", "--expires", "soon"), "--expires: expected a date such as"),

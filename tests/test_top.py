@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
@@ -13,14 +11,12 @@ import pytest
 from rich.console import Console
 
 from model_worker.protocol import EXIT_CONFIG
-from service import cli
 from service.operator_client import OperatorClient, ServerError
 from service.top import command as top_command
 from service.top.data import Look, Rates, look, rates_between
 from service.top.frame import frame
+from tests.cli_kit import Command, command_line
 from tests.http_kit import Served, repeat, serving
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -37,21 +33,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    for name in [name for name in os.environ if name.startswith("HEADSTART_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("COLUMNS", "140")
-
-    def run(*arguments: str, key: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["headstart", "top", *arguments])
-        if key:
-            monkeypatch.setenv("HEADSTART_API_KEY", key)
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, said.out, said.err
-
-    return run
+    return command_line(monkeypatch, capsys, "top", columns=140)
 
 
 def seen_at(served: Served) -> Look:
@@ -72,7 +54,7 @@ def rows(text: str) -> list[str]:
 
 
 def test_one_frame_shows_what_the_server_measured(served: Served, command: Command) -> None:
-    code, out, err = command(served.base_url, "--once", key="root")
+    code, out, err = command(served.base_url, "--once", HEADSTART_API_KEY="root")
     assert (code, err) == (0, "")
     with served.client(headers={"Authorization": "Bearer root"}) as client:
         data = client.get("/dashboard/data").json()
@@ -123,7 +105,7 @@ def test_names_are_text_and_no_markup(served: Served) -> None:
 
 
 def test_a_key_that_may_not_gets_one_line(served: Served, command: Command) -> None:
-    code, out, err = command(served.base_url, "--once", key="user")
+    code, out, err = command(served.base_url, "--once", HEADSTART_API_KEY="user")
     assert (code, out) == (1, "")
     assert "wants an admin key for /dashboard/data: set HEADSTART_API_KEY (403: " in err
     assert err.count("\n") == 1

@@ -20,6 +20,7 @@ from model_worker.compiled.vectors import (
     exponential,
     floats_of,
     lane_sums,
+    numbers_from,
     put,
     row_pointers,
     shuffle,
@@ -115,12 +116,9 @@ def _gate_lanes(typing_context: Any, gate: Any, up: Any, i: Any, out: Any) -> An
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         gate, up, i, out = args
-        arrays = ((0, gate), (1, up), (3, out))
         places = [
-            builder.gep(
-                cg.create_struct_proxy(signature.args[n])(context, builder, value=array).data, [i]
-            )
-            for n, array in arrays
+            numbers_from(context, builder, signature.args[n], array, i)
+            for n, array in ((0, gate), (1, up), (3, out))
         ]
         own, other = (vector_at(builder, place, FLOATS) for place in places[:2])
         power = exponential(builder, builder.fsub(ZEROS, own))

@@ -22,7 +22,8 @@ class StreamedLinear(torch.nn.Module):
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.bias = layer.bias
-        self._scale, self._bias = scale_of(layer).numpy(), bias_of(layer).numpy()
+        self._scale = scale_of(layer).numpy()
+        self._bias = bias_of(layer).clone().numpy()  # a view would keep the mapped file in memory
         self._panels = pack(weight_of(layer))
         if not is_shared:
             give_up_weight(layer)

@@ -25,8 +25,8 @@ from model_worker.compiled.vectors import (
     SHORTS,
     ZEROS,
     SumLoop,
-    cg,
     multiply_add,
+    numbers_from,
     pairs_multiply_add,
     prefetch,
     put,
@@ -139,8 +139,8 @@ def _put_panel_row(width: int) -> Any:
             own = row_pointers(context, builder, signature.args[0], sums, s, 1)[0]
             row = row_pointers(context, builder, signature.args[6], out, m, 1)[0]
             row = builder.gep(row, [n])
-            factors = _numbers_from(context, builder, signature.args[3], scale, n)
-            biases = _numbers_from(context, builder, signature.args[4], bias, n)
+            factors = numbers_from(context, builder, signature.args[3], scale, n)
+            biases = numbers_from(context, builder, signature.args[4], bias, n)
             row_scale = splat(builder, row_scale)
             for offset in range(0, 4 * width, 4 * LANES):
                 total = builder.fmul(vector_at(builder, own, FLOATS, offset), row_scale)
@@ -160,11 +160,6 @@ def _put_panel_row(width: int) -> Any:
 
 put_float_row = _put_panel_row(FLOAT_PANEL)
 put_integer_row = _put_panel_row(INTEGER_PANEL)
-
-
-def _numbers_from(context: Any, builder: Any, kind: Any, array: Any, first: Any) -> Any:
-    fields = cg.create_struct_proxy(kind)(context, builder, value=array)
-    return builder.gep(fields.data, [first])
 
 
 def _after_inputs(builder: Any, pointer: Any, count: Any, bytes_of_one: int) -> Any:

@@ -26,14 +26,13 @@ from model_worker.compiled.vectors import (
     put,
     row_pointers,
     splat,
+    vector_at,
 )
 
 KEYS, QUERIES = 4, 3  # of a tile of scores: all sixteen vector registers are in use
 KEYS_OF_ONE = 8  # of a tile of one query: as many sums as hide a multiply-add's latency
 STEP = LANES  # numbers that one step of a dot product takes
 _FOUR = 4  # scores that are stored at once
-
-_types: Any = types  # numba brings no types
 
 
 def _scores(num_keys: int, num_queries: int) -> Any:
@@ -107,11 +106,8 @@ def _weighted_sums(rows: int, vectors: int) -> Any:
             m, d = args[2:4]
             w_rows = row_pointers(context, builder, signature.args[0], args[0], m, rows)
             outputs = row_pointers(context, builder, signature.args[4], args[4], m, rows)
-            targets = [
-                builder.bitcast(
-                    builder.gep(output, [builder.add(d, LONG(vector * LANES))]),
-                    FLOATS.as_pointer(),
-                )
+            places = [
+                (builder.gep(output, [d]), 4 * LANES * vector)
                 for output in outputs
                 for vector in range(vectors)
             ]
@@ -120,7 +116,7 @@ def _weighted_sums(rows: int, vectors: int) -> Any:
             kind = array.data.type
             data = builder.bitcast(builder.gep(array.data, [d]), BYTE.as_pointer())
             count = builder.extract_value(array.shape, 0)
-            before = [builder.load(target, align=4) for target in targets]
+            before = [vector_at(builder, target, FLOATS, offset) for target, offset in places]
             with SumLoop(builder, count, 1, before) as loop:
                 own = [
                     splat(builder, builder.load(builder.gep(row, [loop.index]))) for row in w_rows
@@ -134,8 +130,8 @@ def _weighted_sums(rows: int, vectors: int) -> Any:
                         at = index * vectors + vector
                         sums[at] = multiply_add(builder, weight, value, sums[at])
                 loop.close(sums)
-            for target, total in zip(targets, loop.sums, strict=True):
-                builder.store(total, target, align=4)
+            for (target, offset), total in zip(places, loop.sums, strict=True):
+                put(builder, target, total, offset)
             return context.get_dummy_value()
 
         return types.void(weights, values, types.intp, types.intp, out), generate

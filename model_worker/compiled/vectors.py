@@ -72,6 +72,12 @@ def row_pointers(context: Any, builder: Any, kind: Any, array: Any, first: Any, 
     return [builder.bitcast(row, fields.data.type) for row in rows]
 
 
+def numbers_from(context: Any, builder: Any, kind: Any, array: Any, first: Any) -> Any:
+    """The pointer to number ``first`` of an array of one dimension."""
+    fields = cg.create_struct_proxy(kind)(context, builder, value=array)
+    return builder.gep(fields.data, [first])
+
+
 def vector_at(builder: Any, pointer: Any, kind: Any, offset: int = 0) -> Any:
     """The vector of ``kind`` that lies ``offset`` bytes after ``pointer``, wherever that is."""
     at = builder.gep(builder.bitcast(pointer, BYTE.as_pointer()), [LONG(offset)])
